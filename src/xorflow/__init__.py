@@ -1,0 +1,45 @@
+"""Normalising flows on discrete data: exact likelihoods, latent transformations, and the estimators that train them."""
+
+from xorflow import data, estimators, evaluate
+from xorflow.bases import FactorisedBase
+from xorflow.conditioners import MADE, MLP, Conditioner, Coupling
+from xorflow.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Intractable,
+    ModelError,
+    UserError,
+)
+from xorflow.evaluate import LogLikelihood
+from xorflow.flows import Flow, LatentFlow, Layer, Trace, refit_base
+from xorflow.transforms import ModularAffine, ModularShift, Transform, Xor
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MADE",
+    "MLP",
+    "CheckpointError",
+    "Conditioner",
+    "ConfigError",
+    "Coupling",
+    "DataError",
+    "FactorisedBase",
+    "Flow",
+    "Intractable",
+    "LatentFlow",
+    "Layer",
+    "LogLikelihood",
+    "ModelError",
+    "ModularAffine",
+    "ModularShift",
+    "Trace",
+    "Transform",
+    "UserError",
+    "Xor",
+    "data",
+    "estimators",
+    "evaluate",
+    "refit_base",
+]

@@ -1,0 +1,78 @@
+"""Small numerical helpers: log-mean-exp, effective sample size, enumeration, portable random numbers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xorflow.errors import Intractable
+
+ENUMERATION_LIMIT = 2**18
+"""The most terms that an exact sum by enumeration may have."""
+
+
+def log_mean_exp(values: Tensor, dim: int) -> Tensor:
+    r""":math:`\log \frac1n \sum_i e^{v_i}` along `dim`, without overflow.
+
+    >>> float(log_mean_exp(torch.tensor([1000.0, 1000.0]), 0))
+    1000.0
+    """
+    return torch.logsumexp(values, dim) - math.log(values.shape[dim])
+
+
+def effective_sample_size(log_weights: Tensor, dim: int) -> Tensor:
+    r""":math:`(\sum_i w_i)^2 / \sum_i w_i^2`, between 1 and n.
+
+    >>> float(effective_sample_size(torch.zeros(8), 0))
+    8.0
+    """
+    return torch.exp(2 * torch.logsumexp(log_weights, dim) - torch.logsumexp(2 * log_weights, dim))
+
+
+def count_states(categories: Sequence[int]) -> int:
+    """The number of states of the product space (a Python integer: it may be astronomically large)."""
+    return math.prod(categories)
+
+
+def enumerate_states(categories: Sequence[int], *, limit: int = ENUMERATION_LIMIT) -> Tensor:
+    """Every state of the product space, the last feature changing quickest, as int64 (states, D).
+
+    >>> enumerate_states([2, 3]).tolist()
+    [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    """
+    total = count_states(categories)
+    if total > limit:
+        raise Intractable(
+            f"enumeration is limited to {limit} terms, and this space has about 2^{math.log2(total):.0f}; "
+            "use evaluate.importance() for a lower bound instead"
+        )
+    return torch.tensor(list(itertools.product(*(range(k) for k in categories))), dtype=torch.int64).reshape(
+        total, len(categories)
+    )
+
+
+def philox_words(seed: int, stream: int, start: int, count: int) -> np.ndarray:
+    """Words `start` to `start + count` of an endless sequence of uint32 that `seed` and `stream` name.
+
+    The raw output of numpy's Philox (4 x 64 bits a counter), each 64-bit word split into its low and then
+    its high half: the same on every platform, device and version, and any part can be had without the rest.
+
+    >>> bool((philox_words(0, 1, 5, 3) == philox_words(0, 1, 0, 8)[5:]).all())
+    True
+    """
+    first_block, offset = divmod(start, 8)
+    generator = np.random.Philox(key=np.array([seed, stream], dtype=np.uint64))
+    generator.advance(first_block)
+    raw = generator.random_raw((offset + count + 1) // 2)
+    return raw.astype("<u8", copy=False).view("<u4")[offset : offset + count]
+
+
+def philox_uniforms(seed: int, stream: int, start: int, count: int) -> np.ndarray:
+    """The same sequence as float32 in the open interval (0, 1): 23 bits and a half, never 0 or 1."""
+    words = philox_words(seed, stream, start, count)
+    return ((words >> 9).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)

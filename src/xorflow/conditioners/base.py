@@ -1,0 +1,110 @@
+"""What every conditioner declares: which inputs it sees, how far, and in which ordering."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import torch
+from torch import Tensor, nn
+
+from xorflow._states import Alphabet, per_feature
+from xorflow.errors import ModelError
+
+
+class Source(StrEnum):
+    """Where a network's input comes from, in a pass from data to base."""
+
+    STATE = "state"  # the running state x^(l-1): what the layer is about to transform
+    PREVIOUS = "previous"  # u^(l-1), the choice of the layer before
+    OWN = "own"  # u^(l) itself
+    X = "x"  # the data
+
+
+class Dependence(StrEnum):
+    """Which entries of an input the logits of feature d may depend on."""
+
+    BEFORE = "before"  # those visited before d
+    UP_TO = "up to"  # those visited before d, and d itself
+    ALL = "all"  # every one (posteriors only)
+    COUPLED = "coupled"  # those of a mask; d is transformed only where it is outside of the mask
+
+
+class Conditioner(nn.Module, ABC):
+    """A network from its declared inputs to the logits of `u`.
+
+    Args:
+        features: D.
+        categories: K_d of the states.
+        choices: U_d, the number of values of u (K_d for a shift).
+        sees: which sources it reads, and how far in its ordering.
+        order: the ordering; `None` for a network without one.
+        context: the number of context features C (0: none).
+
+    `forward(inputs, context)` takes encoded inputs by source, leading shapes broadcast, and returns the log-odds of
+    u = 1, (..., D), if all U_d = 2, and otherwise logits (..., D, U), padded with a value that is never chosen.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        categories: int | Sequence[int],
+        choices: int | Sequence[int] | None,
+        sees: Mapping[str, str],
+        order: tuple[int, ...] | None,
+        context: int,
+    ) -> None:
+        super().__init__()
+        self.features = features
+        self.states = Alphabet(per_feature(categories, features, "categories"))
+        self.choices = self.states if choices is None else Alphabet(per_feature(choices, features, "choices"))
+        self.sees = _parse_sees(sees)
+        self.order = order
+        self.mask: Tensor | None = None
+        self.context_features = context
+
+    @abstractmethod
+    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor: ...
+
+    @abstractmethod
+    def start_at(self, logits: Tensor) -> None:
+        """Set the output biases, so that a network of small weights begins near these logits (D,) or (D, U)."""
+
+    def alphabet(self, source: Source) -> Alphabet:
+        """What the values of a source look like."""
+        return self.choices if source in (Source.PREVIOUS, Source.OWN) else self.states
+
+    def flatten(self, inputs: Mapping[Source, Tensor], context: Tensor | None) -> Tensor:
+        """All declared inputs side by side, (..., width); leading shapes are broadcast to a common one."""
+        self._check_context(context)
+        parts = [self.alphabet(s).flatten(inputs[s]) for s in self.sees]
+        if context is not None:
+            parts.append(context.to(parts[0].dtype))
+        if len(parts) == 1:
+            return parts[0]
+        batch = torch.broadcast_shapes(*(p.shape[:-1] for p in parts))
+        return torch.cat([p.expand(*batch, p.shape[-1]) for p in parts], -1)
+
+    def _check_context(self, context: Tensor | None) -> None:
+        came = 0 if context is None else context.shape[-1]
+        if came != self.context_features:
+            raise ModelError(
+                f"this conditioner was made for {self.context_features} context features, and got {came}; "
+                "pass context=... of that width, or build the conditioner with context=..."
+            )
+
+    def shape_logits(self, flat: Tensor) -> Tensor:
+        """The network's flat output as log-odds (..., D) or logits (..., D, U)."""
+        return flat if self.choices.binary else flat.unflatten(-1, (self.features, self.choices.width))
+
+
+def _parse_sees(sees: Mapping[str, str]) -> dict[Source, Dependence]:
+    try:
+        return {Source(s): Dependence(d) for s, d in sees.items()}
+    except ValueError as error:
+        raise ModelError(
+            f"sees= maps {', '.join(map(repr, map(str, Source)))} to {', '.join(map(repr, map(str, Dependence)))}, "
+            f"and got {dict(sees)!r}"
+        ) from error

@@ -1,0 +1,88 @@
+"""What an estimator is: something beside the flow that turns a batch into a loss."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from xorflow.data import Batch
+from xorflow.flows import LatentFlow
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a training step needs.
+
+    Attributes:
+        surrogate: a scalar to minimise; its gradient is the estimator, its value may mean nothing.
+        bound: the batch's mean of the objective (a bound on log p, or log p itself) in nats, detached.
+        control: a second scalar to minimise, which reaches only the estimator's own parameters; or None.
+        stats: what the estimator's state is updated from after the backward pass, and what a log may show.
+    """
+
+    surrogate: Tensor
+    bound: Tensor
+    control: Tensor | None = None
+    stats: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Estimator(nn.Module, ABC):
+    """An objective for a `LatentFlow` and an estimate of its gradient.
+
+    A new estimator is one method, `loss`; one that draws also says how many uniforms it needs for one example, `noise_shape`.
+    State (baselines, running statistics) is kept in buffers and changed by `update`, after the backward pass.
+    """
+
+    def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int] | None:
+        """(S, L', D) uniforms for one example, or None for an estimator that draws nothing."""
+        del flow
+        return None
+
+    def check(self, flow: LatentFlow) -> None:
+        """Raise `ModelError`, with the reason, for a flow that this estimator is not defined for."""
+        del flow
+
+    @abstractmethod
+    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+        """The loss of encoded data x, given the draws (S, B, L', D)."""
+
+    def update(self, stats: Mapping[str, Tensor]) -> None:
+        """Change the estimator's state after the backward pass, from the (globally reduced) statistics of its loss."""
+        del stats
+
+    def draw(self, flow: LatentFlow, batch: int, generator: torch.Generator | None = None) -> Tensor | None:
+        """Fresh uniforms for a batch, (S, B, L', D), on the flow's device; None if none are needed."""
+        shape = self.noise_shape(flow)
+        if shape is None:
+            return None
+        size = (shape[0], batch, *shape[1:])
+        return torch.rand(size, dtype=flow.dtype, device=flow.device, generator=generator)
+
+    def forward(
+        self,
+        flow: LatentFlow,
+        x: Batch | Tensor,
+        context: Tensor | None = None,
+        *,
+        draws: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Loss:
+        """The loss of a batch of integers (B, D).
+
+        Args:
+            flow: the model.
+            x: integers, or a `Batch`, which brings its own context.
+            context: (B, C) or None.
+            draws: the noise; uniforms, or (as integers) the choices themselves. Drawn anew if not given.
+            generator: where fresh noise comes from.
+        """
+        self.check(flow)
+        if isinstance(x, Batch):
+            x, context = x.x, x.context
+        if draws is None:
+            draws = self.draw(flow, len(x), generator)
+        return self.loss(flow, flow.encode(x), context, draws)

@@ -1,0 +1,215 @@
+"""Likelihoods of data, each with its kind: exact, or a lower bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from xorflow._math import philox_uniforms
+from xorflow.data import Batch, Split, validate
+from xorflow.errors import ConfigError, DataError
+from xorflow.flows import Flow, LatentFlow
+
+Kind = Literal["exact", "lower bound"]
+
+_IMPORTANCE_STREAM = 3
+"""Which of a seed's sequences importance sampling draws from; the data sets use the first ones."""
+
+
+@dataclass(frozen=True)
+class LogLikelihood:
+    """log p of every row, and what kind of number that is.
+
+    Attributes:
+        values: (N,) float64, in nats.
+        kind: `"exact"`, or `"lower bound"`: an estimate whose expectation is at most log p.
+        features: D, for bits per dimension.
+        samples: S of an importance-sampled bound.
+        effective_samples: (N,) effective sample size of each row's weights.
+    """
+
+    values: Tensor
+    kind: Kind
+    features: int
+    samples: int | None = None
+    effective_samples: Tensor | None = None
+
+    @property
+    def nll(self) -> float:
+        """The mean negative log-likelihood (or the bound on it), in nats."""
+        return -float(self.values.mean())
+
+    @property
+    def stderr(self) -> float:
+        """The standard error of `nll` over rows; it contains the noise of sampling, which is independent between rows."""
+        return float(self.values.std() / math.sqrt(len(self.values))) if len(self.values) > 1 else math.nan
+
+    @property
+    def bits_per_dim(self) -> float:
+        return self.nll / (self.features * math.log(2))
+
+    @property
+    def ess(self) -> float | None:
+        """The mean effective sample size, of `samples`."""
+        return None if self.effective_samples is None else float(self.effective_samples.mean())
+
+    def summary(self) -> dict[str, float | int | str | None]:
+        """For result files."""
+        found: dict[str, float | int | str | None] = {
+            "nll": self.nll,
+            "kind": self.kind,
+            "stderr": None if math.isnan(self.stderr) else self.stderr,
+            "bits_per_dim": self.bits_per_dim,
+            "rows": len(self.values),
+        }
+        return found | ({} if self.samples is None else {"samples": self.samples, "ess": self.ess})
+
+
+@torch.no_grad()
+def exact(
+    flow: Flow | LatentFlow, data: Split | Tensor, context: Tensor | None = None, *, batch_size: int = 2000
+) -> LogLikelihood:
+    """Exact log p(x) of each row: any `Flow`, a `LatentFlow` of depth 1, or small spaces by enumeration.
+
+    Raises:
+        Intractable: where there is no exact value; the message names what to call instead.
+    """
+    values = [
+        flow.log_likelihood(flow.encode(batch.x), batch.context)
+        for batch in _batches(flow, data, context, batch_size)
+    ]
+    return LogLikelihood(torch.cat(values), "exact", flow.features)
+
+
+def greedy(
+    flow: LatentFlow, data: Split | Tensor, context: Tensor | None = None, *, batch_size: int = 2000
+) -> LogLikelihood:
+    """Exact log p(x) under the deterministic reading: the generator's own most probable u, layer by layer.
+
+    The likelihood of another model than the latent flow's. The most probable value of a posterior is never used: it may see all
+    of x, and then gives no distribution.
+    """
+    return exact(flow.greedy(), data, context, batch_size=batch_size)
+
+
+@torch.no_grad()
+def importance(
+    flow: LatentFlow,
+    data: Split | Tensor,
+    context: Tensor | None = None,
+    *,
+    samples: int = 1000,
+    seed: int = 0,
+    proposal: Literal["p", "q"] = "p",
+    sum_last: bool = True,
+    memory: int = 2**28,
+) -> LogLikelihood:
+    r"""A lower bound on log p(x) of each row by importance sampling,
+
+    .. math:: \log \frac1S \sum_s w_s, \qquad w_s = p_Y(y_s) \frac{p(u_s \mid x)}{\mathrm{proposal}(u_s \mid x)},
+
+    whose expectation rises with S towards log p(x).
+
+    Args:
+        flow: the model.
+        data: rows.
+        context: (N, C), if `data` is a tensor.
+        samples: S.
+        seed: names the noise, which is the same on every device and does not depend on `memory`.
+        proposal: draw u from the generator (p) or from the posterior (q).
+        sum_last: sum the last layer out instead of sampling it, where that is possible: the same target, a tighter bound.
+        memory: about how many bytes of noise to hold at a time.
+    """
+    if samples < 1:
+        raise ConfigError(f"importance sampling needs at least one sample, and got samples={samples}")
+    stop = flow.depth - 1 if sum_last and flow.last_layer_summable else flow.depth
+    total = len(data)
+    per_row = max(stop, 1) * flow.features
+    rows = max(1, min(total, 1024, memory // (8 * per_row)))
+    chunk = max(1, min(samples, memory // (8 * per_row * rows)))
+    log_sums, ess = [], []
+    for index, batch in enumerate(_batches(flow, data, context, rows)):
+        x, seen = flow.encode(batch.x), batch.context
+        weights = _StreamedWeights(len(batch.x), flow.device)
+        for first in range(0, samples, chunk):
+            count = min(chunk, samples - first)
+            noise = _noise(flow, seed, (first, count), (index * rows, len(batch.x)), total, stop)
+            weights.add(_log_weights(flow, x, seen, noise, stop, proposal))
+        log_sums.append(weights.log_sum())
+        ess.append(weights.effective())
+    values = torch.cat(log_sums) - math.log(samples)
+    return LogLikelihood(values, "lower bound", flow.features, samples, torch.cat(ess))
+
+
+def _log_weights(
+    flow: LatentFlow, x: Tensor, context: Tensor | None, noise: Tensor, stop: int, proposal: Literal["p", "q"]
+) -> Tensor:
+    trace = flow.run(x, draws=noise, context=context, stop=stop, proposal=proposal)
+    if stop < flow.depth:
+        reward = flow.log_marginal(trace.end, context).double().sum(-1)
+    else:
+        reward = flow.base.log_prob(trace.end.state).double().sum(-1)
+    reward = reward.expand(*noise.shape[:2])  # (S, B): nothing was drawn if the only layer is summed out
+    if proposal == "q" and stop > 0:
+        reward = reward + (trace.log_p() - trace.log_q()).double().sum((-1, -2))
+    return reward
+
+
+def _noise(
+    flow: LatentFlow, seed: int, drawn: tuple[int, int], rows: tuple[int, int], total: int, layers: int
+) -> Tensor:
+    """Uniforms (S', B, L', D): a window of one array (S, N, L', D) that does not depend on how it is cut."""
+    per_row = layers * flow.features
+    found = torch.empty(drawn[1], rows[1], layers, flow.features)
+    for s in range(drawn[1] if per_row else 0):
+        start = ((drawn[0] + s) * total + rows[0]) * per_row
+        uniforms = philox_uniforms(seed, _IMPORTANCE_STREAM, start, rows[1] * per_row)
+        found[s] = torch.from_numpy(uniforms).reshape(rows[1], layers, flow.features)
+    return found.to(flow.device, flow.dtype)
+
+
+class _StreamedWeights:
+    """log sum w and log sum w^2 of importance weights that arrive in pieces (S', B)."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self._sum = torch.full((rows,), -torch.inf, dtype=torch.float64, device=device)
+        self._squares = self._sum.clone()
+
+    def add(self, log_weights: Tensor) -> None:
+        self._sum = torch.logaddexp(self._sum, torch.logsumexp(log_weights, 0))
+        self._squares = torch.logaddexp(self._squares, torch.logsumexp(2 * log_weights, 0))
+
+    def log_sum(self) -> Tensor:
+        return self._sum
+
+    def effective(self) -> Tensor:
+        return torch.exp(2 * self._sum - self._squares)
+
+
+def _batches(
+    flow: Flow | LatentFlow, data: Split | Tensor, context: Tensor | None, batch_size: int
+) -> Iterator[Batch]:
+    if len(data) == 0:
+        raise DataError("a likelihood needs at least one row, and the data are empty")
+    if isinstance(data, Split):
+        if data.features != flow.features:
+            raise DataError(f"this flow has {flow.features} features, and the data have {data.features}")
+        for batch in data.batches(batch_size):
+            yield Batch(batch.x.to(flow.device), _context(flow, batch.context))
+        return
+    x = validate(data, flow.states.sizes)
+    for first in range(0, len(x), batch_size):
+        part = slice(first, first + batch_size)
+        yield Batch(x[part].to(flow.device), _context(flow, None if context is None else context[part]))
+
+
+def _context(flow: Flow | LatentFlow, context: Tensor | None) -> Tensor | None:
+    """What the flow was made to see; labels that come along with the data are left out if it sees none."""
+    if context is None or flow.context_features == 0:
+        return None
+    return context.to(flow.device, flow.dtype)

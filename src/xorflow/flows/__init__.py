@@ -1,0 +1,27 @@
+"""Flows on discrete data: the deterministic and the stochastic reading of the same layers."""
+
+from xorflow.flows.distribution import FlowDistribution
+from xorflow.flows.flow import Flow, refit_base
+from xorflow.flows.latent import LatentFlow
+from xorflow.flows.layer import Layer
+from xorflow.flows.nodes import BinaryNodes, CategoricalNodes, Nodes
+from xorflow.flows.sampling import SampleNoise
+from xorflow.flows.stack import GREEDY, Draws, Stack
+from xorflow.flows.trace import Point, Trace
+
+__all__ = [
+    "GREEDY",
+    "BinaryNodes",
+    "CategoricalNodes",
+    "Draws",
+    "Flow",
+    "FlowDistribution",
+    "LatentFlow",
+    "Layer",
+    "Nodes",
+    "Point",
+    "SampleNoise",
+    "Stack",
+    "Trace",
+    "refit_base",
+]

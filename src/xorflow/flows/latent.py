@@ -1,0 +1,90 @@
+"""The stochastic reading: a distribution over transformations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from xorflow._math import count_states, enumerate_states
+from xorflow.errors import Intractable
+from xorflow.flows.distribution import FlowDistribution
+from xorflow.flows.flow import Flow
+from xorflow.flows.sampling import SampleNoise, invert
+from xorflow.flows.stack import Stack
+from xorflow.flows.trace import Point
+
+
+class LatentFlow(Stack):
+    r"""A flow whose transformation is latent: :math:`u \sim p(u \mid x)`, drawn anew for every x.
+
+    .. math:: p(x) = \sum_u p_Y(x \ominus u)\; \prod_{l,d} p(u^{(l)}_d \mid \text{what it sees})
+
+    At depth 1 the sum over u factorises, so `log_prob` is exact in one pass; at greater depth the last layer is still
+    summed out, small spaces are enumerated, and otherwise `evaluate.importance` gives a lower bound.
+
+    Args:
+        layers: from data to base.
+        base: the distribution of y.
+
+    >>> from xorflow import FactorisedBase, Layer, MADE
+    >>> flow = LatentFlow([Layer(MADE(3, hidden=(8,)))], FactorisedBase(3))
+    >>> flow().log_prob(torch.tensor([[0, 1, 1]])).shape
+    torch.Size([1])
+    """
+
+    is_deterministic = False
+
+    def forward(self, context: Tensor | None = None) -> FlowDistribution:
+        """The distribution of x, given `context`, as a `torch.distributions.Distribution`."""
+        return FlowDistribution(self, context)
+
+    def greedy(self) -> Flow:
+        """The deterministic reading, with these very weights: each layer takes its most probable u."""
+        return Flow(self.layers, self.base)
+
+    @property
+    def has_closed_form(self) -> bool:
+        """Whether the likelihood is one pass: depth 1, and not autoregressive in u."""
+        return self.depth == 1 and self.last_layer_summable
+
+    def log_marginal(self, point: Point, context: Tensor | None = None) -> Tensor:
+        r"""The last layer summed out, feature by feature: :math:`\log \sum_{u_d} p(u_d)\, p_d(x_d \ominus u_d)`, (..., D).
+
+        At depth 1, from the start, its sum over d is log p(x).
+        """
+        nodes, rewards = self.last_nodes(point, context)
+        return nodes.log_mixture(rewards)
+
+    def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """Exact log p(x) in nats for encoded x, (B,): closed form at depth 1, enumeration in small spaces."""
+        if self.has_closed_form:
+            return self.log_marginal(self.start(x), context).double().sum(-1)
+        return self._enumerated(x, context)
+
+    def _enumerated(self, x: Tensor, context: Tensor | None) -> Tensor:
+        summed = self.last_layer_summable
+        stop = self.depth - 1 if summed else self.depth
+        sizes = [k for layer in self.layers[:stop] for k in layer.transform.choices.sizes]
+        self._check_small(count_states(sizes))
+        u = enumerate_states(sizes).to(self.device).unflatten(-1, (stop, self.features))  # (T, L', D)
+        if context is not None:
+            context = context.unsqueeze(0)
+        trace = self.run(x.unsqueeze(0), draws=u.unsqueeze(1), context=context, stop=stop)
+        log_u = trace.log_p().double().sum((-1, -2))  # (T, B)
+        ends = self.log_marginal(trace.end, context) if summed else self.base.log_prob(trace.end.state)
+        return torch.logsumexp(log_u + ends.double().sum(-1), 0)
+
+    def _check_small(self, terms: int) -> None:
+        try:
+            enumerate_states([terms])
+        except Intractable as error:
+            raise Intractable(
+                f"log p(x) of a latent flow of depth {self.depth} on {self.features} features has no closed form, and "
+                f"{error}; the deterministic reading, flow.greedy(), is exact"
+            ) from None
+
+    @torch.no_grad()
+    def sample_with(self, noise: SampleNoise, context: Tensor | None = None) -> Tensor:
+        """Integers x (..., D) as a function of given noise."""
+        y = self.encode(self.base.sample(noise.base))
+        return self.states.decode(invert(self, y, noise.layers, context))

@@ -1,0 +1,72 @@
+"""One layer: a transform, the generator's conditioner, and optionally the posterior's."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from xorflow.conditioners.base import Conditioner, Source
+from xorflow.errors import ModelError
+from xorflow.flows.nodes import Nodes, make_nodes
+from xorflow.flows.trace import Point
+from xorflow.transforms import ModularShift, Transform
+
+
+class Layer(nn.Module):
+    """One step from data to base.
+
+    Args:
+        conditioner: the generator's network, p(u | what it sees).
+        transform: the bijections to choose from; a shift modulo K (xor for K = 2) by default.
+        posterior: an optional network for q(u | what it sees), which may look at anything but u itself.
+    """
+
+    valid: Tensor
+
+    def __init__(
+        self, conditioner: Conditioner, transform: Transform | None = None, posterior: Conditioner | None = None
+    ) -> None:
+        super().__init__()
+        self.conditioner = conditioner
+        self.transform = transform or ModularShift(conditioner.states.sizes)
+        self.posterior = posterior
+        for role, network in (("conditioner", conditioner), ("posterior", posterior)):
+            if network is not None:
+                self._check_fit(role, network)
+        if posterior is not None and Source.OWN in posterior.sees:
+            raise ModelError("the posterior is mean-field within a layer: it may see anything but its own u")
+        self.register_buffer("valid", self.transform.choices.valid(), persistent=False)
+
+    def _check_fit(self, role: str, network: Conditioner) -> None:
+        for what, have, need in (
+            ("categories", network.states, self.transform.states),
+            ("choices", network.choices, self.transform.choices),
+        ):
+            if have != need:
+                raise ModelError(
+                    f"the {role}'s {what} must be those of its transform, {_short(need.sizes)}, "
+                    f"and are {_short(have.sizes)}; build it with {what}=..."
+                )
+
+    @property
+    def autoregressive_in_u(self) -> bool:
+        """Whether p(u) is a chain over features, so that a draw of u needs several passes."""
+        return Source.OWN in self.conditioner.sees
+
+    def generator_nodes(self, point: Point, context: Tensor | None, own: Tensor | None = None) -> Nodes:
+        """p(u | what it sees) at a point of the pass; `own` is u itself, for a layer that sees it."""
+        return self._nodes(self.conditioner, point.inputs(own), context)
+
+    def posterior_nodes(self, point: Point, context: Tensor | None) -> Nodes:
+        """q(u | what it sees) at a point of the pass."""
+        if self.posterior is None:
+            raise ModelError("this needs a posterior in every layer; build Layer(..., posterior=MLP(...))")
+        return self._nodes(self.posterior, point.inputs(None), context)
+
+    def _nodes(self, network: Conditioner, inputs: dict[Source, Tensor], context: Tensor | None) -> Nodes:
+        return make_nodes(network(inputs, context), self.transform.choices, self.valid)
+
+
+def _short(sizes: tuple[int, ...]) -> str:
+    if len(set(sizes)) == 1:
+        return f"{sizes[0]} for each of {len(sizes)} features"
+    return f"{list(sizes[:8])}{' ...' if len(sizes) > 8 else ''}"

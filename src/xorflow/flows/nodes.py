@@ -1,0 +1,117 @@
+"""The distribution of one layer's choice `u`, feature by feature, given what its network saw.
+
+Two classes with one set of methods, so that nothing above them asks for K: log-odds for two choices, where closed forms
+are cheap and exact, and logits otherwise.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, one_hot, softplus
+
+from xorflow._states import NEVER, Alphabet
+
+
+class BinaryNodes:
+    r"""Bernoulli choices with log-odds :math:`\phi` (..., D)."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+    @property
+    def mean(self) -> Tensor:
+        """P(u = 1), (..., D)."""
+        return torch.sigmoid(self.logits)
+
+    def log_probs(self) -> Tensor:
+        """log P(u = k), (..., D, 2)."""
+        return torch.stack((logsigmoid(-self.logits), logsigmoid(self.logits)), -1)
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """log P(u) for encoded u, (..., D)."""
+        return u * self.logits - softplus(self.logits)
+
+    def mode(self) -> Tensor:
+        """The most probable choice (0 in a tie)."""
+        return (self.logits > 0).to(self.logits.dtype)
+
+    def sample(self, uniforms: Tensor) -> Tensor:
+        """Invert the distribution function: u = 1 where the uniform exceeds P(u = 0)."""
+        return (uniforms > torch.sigmoid(-self.logits)).to(self.logits.dtype)
+
+    def entropy(self) -> Tensor:
+        """(..., D), in nats."""
+        return softplus(self.logits) - self.logits * self.mean
+
+    def kl(self, other: BinaryNodes) -> Tensor:
+        """KL(self || other), (..., D)."""
+        return self.mean * (self.logits - other.logits) - softplus(self.logits) + softplus(other.logits)
+
+    def expectation(self, values: Tensor) -> Tensor:
+        """E[values at u], (..., D), for values (..., D, 2)."""
+        low, high = values.unbind(-1)
+        return low + self.mean * (high - low)
+
+    def log_mixture(self, values: Tensor) -> Tensor:
+        """log E[exp(values at u)], (..., D), for values (..., D, 2)."""
+        low, high = values.unbind(-1)
+        return torch.logaddexp(low, high + self.logits) - softplus(self.logits)
+
+
+class CategoricalNodes:
+    """Categorical choices with logits (..., D, U), where only U_d of them exist."""
+
+    def __init__(self, logits: Tensor, valid: Tensor) -> None:
+        self.logits = logits
+        self.valid = valid  # (D, U)
+
+    @property
+    def mean(self) -> Tensor:
+        """The probabilities, (..., D, U): the mean of the one-hot u."""
+        return torch.softmax(self.logits.masked_fill(~self.valid, -torch.inf), -1)
+
+    def log_probs(self) -> Tensor:
+        """log P(u = k), (..., D, U)."""
+        masked = torch.log_softmax(self.logits.masked_fill(~self.valid, -torch.inf), -1)
+        return masked.masked_fill(~self.valid, NEVER)
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """log P(u) for one-hot u, (..., D)."""
+        return (u * self.log_probs()).sum(-1)
+
+    def mode(self) -> Tensor:
+        """The most probable choice, one-hot (the first in a tie)."""
+        index = self.logits.masked_fill(~self.valid, -torch.inf).argmax(-1)
+        return one_hot(index, self.logits.shape[-1]).to(self.logits.dtype)
+
+    def sample(self, uniforms: Tensor) -> Tensor:
+        """Invert the distribution function at `uniforms` (..., D); one-hot."""
+        below = self.mean.cumsum(-1)[..., :-1]
+        index = (uniforms.unsqueeze(-1) > below).sum(-1)
+        last = self.valid.sum(-1) - 1  # rounding may leave the sum just below 1
+        return one_hot(index.minimum(last), self.logits.shape[-1]).to(self.logits.dtype)
+
+    def entropy(self) -> Tensor:
+        """(..., D), in nats."""
+        return -(self.mean * self.log_probs()).sum(-1)
+
+    def kl(self, other: CategoricalNodes) -> Tensor:
+        """KL(self || other), (..., D)."""
+        return (self.mean * (self.log_probs() - other.log_probs())).sum(-1)
+
+    def expectation(self, values: Tensor) -> Tensor:
+        """E[values at u], (..., D), for values (..., D, U)."""
+        return (self.mean * values).sum(-1)
+
+    def log_mixture(self, values: Tensor) -> Tensor:
+        """log E[exp(values at u)], (..., D), for values (..., D, U)."""
+        return torch.logsumexp(self.log_probs() + values, -1)
+
+
+Nodes = BinaryNodes | CategoricalNodes
+
+
+def make_nodes(logits: Tensor, choices: Alphabet, valid: Tensor) -> Nodes:
+    """The nodes that a conditioner's output stands for."""
+    return BinaryNodes(logits) if choices.binary else CategoricalNodes(logits, valid)

@@ -1,0 +1,120 @@
+r"""From base to data, exactly, without one network pass for each feature.
+
+A layer's inverse solves :math:`x = t_u(y),\ u = u(x, \text{noise})`, where u_d sees x before d only. With the noise held,
+iterating the whole vector settles at least one more feature of the ordering in each pass, so D + 1 passes always reach the one
+solution, and in practice few do: an iteration ends with a full pass that changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from xorflow.errors import Intractable, ModelError
+from xorflow.flows.layer import Layer
+from xorflow.flows.stack import Draws, Stack
+from xorflow.flows.trace import Point
+
+
+@dataclass(frozen=True)
+class SampleNoise:
+    """The uniforms that a sample is a function of: `base` (..., D) and `layers` (..., L, D)."""
+
+    base: Tensor
+    layers: Tensor
+
+    @classmethod
+    def draw(cls, flow: Stack, shape: torch.Size, generator: torch.Generator | None = None) -> SampleNoise:
+        """Fresh noise for `shape` samples, on the flow's device."""
+        size = (*shape, flow.depth + 1, flow.features)
+        uniforms = torch.rand(size, dtype=flow.dtype, device=flow.device, generator=generator)
+        return cls(uniforms[..., 0, :], uniforms[..., 1:, :])
+
+
+@torch.no_grad()
+def invert(flow: Stack, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
+    """Encoded x from encoded y with the noise held: uniforms (..., L, D), or greedy choices."""
+    if flow.is_chain:
+        return _settle(lambda x: _joint_step(flow, x, y, draws, context), y, flow.features)
+    state = y
+    for index in reversed(range(flow.depth)):
+        own = draws if isinstance(draws, str) else draws[..., index : index + 1, :]
+        state = _invert_layer(flow, index, state, own, context)
+    return state
+
+
+@torch.no_grad()
+def complete(
+    flow: Stack, x: Tensor, known: Tensor, y: Tensor, draws: Draws, context: Tensor | None
+) -> Tensor:
+    r"""Encoded x that agrees with the given one at the features `known` (D,), the others drawn given those.
+
+    Exact where :math:`p(x_d \mid x_{<d})` needs no latent choice of the past: one layer, or a deterministic flow in one
+    ordering; and where every parent of a known feature is known.
+    """
+    if flow.depth > 1 and not (isinstance(draws, str) and flow.shares_one_order):
+        raise Intractable(
+            "completion needs p(x_d | x before d) exactly, which a latent flow has at depth 1 and a deterministic flow in "
+            f"one shared ordering; this one has depth {flow.depth}: try flow.greedy() with one ordering, or depth 1"
+        )
+    _check_closed(flow.layers[0], known)
+    hold = known if flow.states.binary else known.unsqueeze(-1)  # (D,) or (D, 1), against (..., D[, K])
+
+    def step(guess: Tensor) -> Tensor:
+        return torch.where(hold, x, _joint_step(flow, guess, y, draws, context))
+
+    return _settle(step, torch.where(hold, x, y), flow.features)
+
+
+def _invert_layer(flow: Stack, index: int, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
+    layer = flow.layers[index]
+
+    def step(x: Tensor) -> Tensor:
+        trace = flow.run(Point(x, x, None, index), draws=draws, context=context, stop=index + 1)
+        return layer.transform.relaxed_to_data(y, trace.us[0])
+
+    if layer.conditioner.mask is not None:  # a coupling layer's network sees only what the layer leaves alone
+        return step(y)
+    return _settle(step, y, flow.features)
+
+
+def _joint_step(flow: Stack, x: Tensor, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
+    """All layers at once: triangular, hence settling, if they share one ordering."""
+    trace = flow.run(x, draws=draws, context=context)
+    for layer, u in zip(reversed(list(flow.layers)), reversed(trace.us), strict=True):
+        y = layer.transform.relaxed_to_data(y, u)
+    return y
+
+
+def _settle(step: Callable[[Tensor], Tensor], start: Tensor, features: int) -> Tensor:
+    x = start
+    for _ in range(features + 1):
+        settled = step(x)
+        if torch.equal(settled, x):
+            return x
+        x = settled
+    raise AssertionError("an autoregressive layer settles within D + 1 passes")
+
+
+def _check_closed(layer: Layer, known: Tensor) -> None:
+    """Every parent of a known feature must be known."""
+    order, mask = layer.conditioner.order, layer.conditioner.mask
+    if mask is not None:
+        mask = mask.to(known.device)
+        if bool((known & ~mask).any()) and not bool(known[mask].all()):
+            raise ModelError(
+                "with a coupling layer, transformed features can be given only together with all features that it sees"
+            )
+        return
+    assert order is not None
+    in_order = known[torch.tensor(order, device=known.device)]
+    count = int(in_order.sum())
+    if not bool(in_order[:count].all()):
+        missing = order[int((~in_order).nonzero()[0, 0])]
+        raise ModelError(
+            f"what is given must be a prefix of the flow's ordering, and feature {missing} is missing among the first "
+            f"{count}; give that one too, or train a flow in an ordering that begins with the features you will give"
+        )
