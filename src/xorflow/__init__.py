@@ -13,6 +13,7 @@ from xorflow.errors import (
 )
 from xorflow.evaluate import LogLikelihood
 from xorflow.flows import Flow, LatentFlow, Layer, Trace, refit_base
+from xorflow.training import fit, load
 from xorflow.transforms import ModularAffine, ModularShift, Transform, Xor
 
 __version__ = "0.1.0"
@@ -41,5 +42,7 @@ __all__ = [
     "data",
     "estimators",
     "evaluate",
+    "fit",
+    "load",
     "refit_base",
 ]

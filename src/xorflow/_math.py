@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xorflow.errors import Intractable
+from xorflow.errors import DataError, Intractable
 
 ENUMERATION_LIMIT = 2**18
 """The most terms that an exact sum by enumeration may have."""
@@ -56,19 +56,29 @@ def enumerate_states(categories: Sequence[int], *, limit: int = ENUMERATION_LIMI
     )
 
 
-def philox_words(seed: int, stream: int, start: int, count: int) -> np.ndarray:
-    """Words `start` to `start + count` of an endless sequence of uint32 that `seed` and `stream` name.
+def philox_raw(seed: int, stream: int, count: int, *, first_block: int = 0) -> np.ndarray:
+    """`count` 64-bit words of Philox4x64 with the key (seed, stream), from counter `first_block` (4 words each) on.
 
-    The raw output of numpy's Philox (4 x 64 bits a counter), each 64-bit word split into its low and then
-    its high half: the same on every platform, device and version, and any part can be had without the rest.
+    Only raw output is used: its stream is fixed by the algorithm, while those of `numpy.random.Generator` and of torch may change
+    from one version to the next. So these draws are the same on every device, platform and version.
+    """
+    if not (0 <= seed < 2**64 and 0 <= stream < 2**64):
+        raise DataError(f"a seed and its stream must lie in 0..2^64 - 1, got {seed} and {stream}")
+    generator = np.random.Philox(key=np.array([seed, stream], dtype=np.uint64))
+    generator.advance(first_block)
+    return np.asarray(generator.random_raw(count), dtype=np.uint64)
+
+
+def philox_words(seed: int, stream: int, start: int, count: int) -> np.ndarray:
+    """Words `start` to `start + count` of the endless sequence of uint32 that `seed` and `stream` name.
+
+    Each raw word gives its low and then its high half; any part of the sequence can be had without the rest.
 
     >>> bool((philox_words(0, 1, 5, 3) == philox_words(0, 1, 0, 8)[5:]).all())
     True
     """
     first_block, offset = divmod(start, 8)
-    generator = np.random.Philox(key=np.array([seed, stream], dtype=np.uint64))
-    generator.advance(first_block)
-    raw = generator.random_raw((offset + count + 1) // 2)
+    raw = philox_raw(seed, stream, (offset + count + 1) // 2, first_block=first_block)
     return raw.astype("<u8", copy=False).view("<u4")[offset : offset + count]
 
 

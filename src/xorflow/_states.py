@@ -42,6 +42,10 @@ class Alphabet:
     def __hash__(self) -> int:
         return hash(self.sizes)
 
+    def short(self) -> int | list[int]:
+        """The sizes as JSON: one number if all are alike."""
+        return self.sizes[0] if len(set(self.sizes)) == 1 else list(self.sizes)
+
     @property
     def flat(self) -> int:
         """How many floats a network sees for one state."""

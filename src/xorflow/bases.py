@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,10 @@ class FactorisedBase(nn.Module):
     @property
     def features(self) -> int:
         return self.states.features
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, as JSON; the probabilities themselves are weights."""
+        return {"features": self.features, "categories": self.states.short(), "learned": self.learned}
 
     def _uniform_rest(self, p0: float) -> Tensor:
         if not 0 < p0 < 1:

@@ -27,3 +27,11 @@ class CheckpointError(UserError):
 
 class Intractable(UserError):
     """An exact quantity that this model does not have; the message names what to call instead."""
+
+
+class TrainingError(UserError):
+    """A run that cannot go on, such as one whose loss is no longer finite."""
+
+
+class OutOfMemory(UserError):
+    """Memory that is not there; the message names the option that lowers the need."""

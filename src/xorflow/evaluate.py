@@ -17,7 +17,7 @@ from xorflow.flows import Flow, LatentFlow
 
 Kind = Literal["exact", "lower bound"]
 
-_IMPORTANCE_STREAM = 3
+_IMPORTANCE_STREAM = 4
 """Which of a seed's sequences importance sampling draws from; the data sets use the first ones."""
 
 
@@ -200,9 +200,12 @@ def _batches(
         if data.features != flow.features:
             raise DataError(f"this flow has {flow.features} features, and the data have {data.features}")
         for batch in data.batches(batch_size):
-            yield Batch(batch.x.to(flow.device), _context(flow, batch.context))
+            x = validate(batch.x, flow.states.sizes)  # the rows may have been made for more categories
+            yield Batch(x.to(flow.device), _context(flow, batch.context))
         return
     x = validate(data, flow.states.sizes)
+    if x.ndim != 2:
+        raise DataError(f"a likelihood takes rows, a table (N, D), and got shape {tuple(x.shape)}; reshape it")
     for first in range(0, len(x), batch_size):
         part = slice(first, first + batch_size)
         yield Batch(x[part].to(flow.device), _context(flow, None if context is None else context[part]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +39,15 @@ class Transform(nn.Module, ABC):
 
     @abstractmethod
     def to_base(self, x: Tensor, u: Tensor) -> Tensor:
-        """Integers y (..., D) from x and u (..., D)."""
+        """Integers y (..., D) from x and u (..., D), of any integer type; int64."""
 
     @abstractmethod
     def to_data(self, y: Tensor, u: Tensor) -> Tensor:
         """The inverse: integers x from y and u."""
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, as JSON."""
+        return {"categories": list(self.states.sizes)}
 
     def _table(self, apply) -> Tensor:
         d, u_max, k_max = self.states.features, self.choices.width, self.states.width
@@ -78,7 +83,8 @@ class Transform(nn.Module, ABC):
         """For each u, the entry of `table` (D, K) at y = to_base(x, u): (..., D, U), linear in the encoded x."""
         if self.states.binary:
             at_x = x * table[:, 1] + (1 - x) * table[:, 0]
-            return torch.stack((at_x, table.sum(-1) - at_x), -1)
+            # laid out one value of u after the other, so that each is contiguous
+            return torch.stack((at_x, table.sum(-1) - at_x)).movedim(0, -1)
         moved = torch.gather(
             table.unsqueeze(1).expand(-1, self.choices.width, -1),
             -1,
@@ -99,10 +105,11 @@ class ModularShift(Transform):
         super().__init__(categories, categories)
 
     def to_base(self, x: Tensor, u: Tensor) -> Tensor:
-        return (x - u) % x.new_tensor(self.states.sizes)
+        k = torch.tensor(self.states.sizes, device=x.device)
+        return (x.long() - u.long()) % k  # int64: a small unsigned type would wrap around at 256, not at K
 
     def to_data(self, y: Tensor, u: Tensor) -> Tensor:
-        return (y + u) % y.new_tensor(self.states.sizes)
+        return (y.long() + u.long()) % torch.tensor(self.states.sizes, device=y.device)
 
 
 class Xor(ModularShift):
@@ -110,6 +117,9 @@ class Xor(ModularShift):
 
     def __init__(self, features: int) -> None:
         super().__init__(per_feature(2, features, "categories"))
+
+    def config(self) -> dict[str, Any]:
+        return {"features": self.states.features}
 
 
 class ModularAffine(Transform):
@@ -129,27 +139,31 @@ class ModularAffine(Transform):
 
     def __init__(self, categories: Sequence[int], scales: Sequence[int] | None = None) -> None:
         units = [_units(int(k), scales) for k in categories]
-        width = max(map(len, units))
+        width = max(map(len, units), default=0)  # no feature at all is refused below
         # plain tuples, not buffers: the base class reads them while it builds its tables
         self.scales = tuple(tuple(u + [1] * (width - len(u))) for u in units)  # (D, number of scales)
         self.unscales = tuple(
             tuple(pow(s, -1, int(k)) for s in row) for k, row in zip(categories, self.scales, strict=True)
         )
+        self._scales_as_given = None if scales is None else [int(s) for s in scales]
         super().__init__(categories, [int(k) * len(u) for k, u in zip(categories, units, strict=True)])
 
+    def config(self) -> dict[str, Any]:
+        return super().config() | {"scales": self._scales_as_given}
+
     def to_base(self, x: Tensor, u: Tensor) -> Tensor:
-        k = x.new_tensor(self.states.sizes)
-        return ((x - u % k) * _select(x.new_tensor(self.unscales), u // k)) % k
+        x, u, k = x.long(), u.long(), torch.tensor(self.states.sizes, device=x.device)
+        return ((x - u % k) * _select(self.unscales, u // k)) % k
 
     def to_data(self, y: Tensor, u: Tensor) -> Tensor:
-        k = y.new_tensor(self.states.sizes)
-        return (y * _select(y.new_tensor(self.scales), u // k) + u % k) % k
+        y, u, k = y.long(), u.long(), torch.tensor(self.states.sizes, device=y.device)
+        return (y * _select(self.scales, u // k) + u % k) % k
 
 
-def _select(table: Tensor, index: Tensor) -> Tensor:
-    """table[d, index[..., d]] for a table (D, n) and an index (..., D)."""
-    features = torch.arange(table.shape[0], device=index.device)
-    return table[features, index.long()].to(index.dtype)
+def _select(table: Sequence[Sequence[int]], index: Tensor) -> Tensor:
+    """table[d][index[..., d]] for a table of D rows and an index (..., D)."""
+    features = torch.arange(len(table), device=index.device)
+    return torch.tensor(table, device=index.device)[features, index]
 
 
 def _units(k: int, scales: Sequence[int] | None) -> list[int]:

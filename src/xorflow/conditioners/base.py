@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +72,15 @@ class Conditioner(nn.Module, ABC):
     @abstractmethod
     def start_at(self, logits: Tensor) -> None:
         """Set the output biases, so that a network of small weights begins near these logits (D,) or (D, U)."""
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, as JSON, from which a checkpoint builds the conditioner again."""
+        return {
+            "features": self.features,
+            "categories": self.states.short(),
+            "choices": self.choices.short(),
+            "context": self.context_features,
+        }
 
     def alphabet(self, source: Source) -> Alphabet:
         """What the values of a source look like."""

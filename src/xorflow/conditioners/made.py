@@ -3,71 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from xorflow.conditioners.base import Conditioner, Dependence, Source
+from xorflow.conditioners.masked import MaskedLinear
 from xorflow.conditioners.orderings import Order, ranks, resolve_order
 from xorflow.errors import ModelError
-
-
-class _MaskGradient(torch.autograd.Function):
-    """The identity forward; backward, the gradient times a mask."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(weight: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG004  # pyright: ignore[reportIncompatibleMethodOverride]
-        return weight.view_as(weight)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:  # noqa: ARG004
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        (mask,) = ctx.saved_tensors
-        return gradients[0] * mask, None
-
-
-class MaskedLinear(nn.Linear):
-    """A linear layer whose weight is zero, and stays zero, where `mask` is.
-
-    The weight itself is stored masked, so the forward pass is a plain matrix product; only its gradient is masked.
-    An optimiser that leaves a zero weight with a zero gradient alone (SGD, Adam, AdamW, with decay or not) therefore
-    keeps it masked; whoever writes to the weight by other means calls `apply_mask`.
-    """
-
-    mask: Tensor
-
-    def __init__(self, mask: Tensor, *, bias: bool = True) -> None:
-        super().__init__(mask.shape[1], mask.shape[0], bias=bias)
-        self.register_buffer("mask", mask.to(self.weight.dtype), persistent=False)
-        self.apply_mask()
-
-    @torch.no_grad()
-    def apply_mask(self) -> None:
-        """Set to zero what the mask forbids."""
-        self.weight.mul_(self.mask)
-
-    def forward(self, input: Tensor) -> Tensor:
-        weight = self.weight
-        if weight.requires_grad and torch.is_grad_enabled():
-            weight = _MaskGradient.apply(weight, self.mask)
-        return linear(input, weight, self.bias)
-
-    def _load_from_state_dict(self, *args, **kwargs) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self.apply_mask()  # loaded weights may come from elsewhere; a leak would make every likelihood wrong
 
 
 class MADE(Conditioner):
     r"""Masked autoencoder for distribution estimation (Germain et al., 2015) as a conditioner.
 
     Hidden unit j of degree :math:`m_j` sees the inputs of rank below :math:`m_j` in the ordering, and the logits of the
-    feature of rank r see the hidden units of degree at most r. Degrees are spread evenly and ascend with j.
+    feature of rank r see the hidden units of degree at most r. Degrees are spread evenly and ascend with j, and inside the
+    network inputs and outputs are arranged in the ordering, so that every mask is a staircase.
 
     Args:
         features: D.
@@ -83,6 +35,10 @@ class MADE(Conditioner):
     >>> net({Source.STATE: torch.zeros(5, 3)}).shape
     torch.Size([5, 3])
     """
+
+    arrange: Tensor | None
+    rearrange: Tensor | None
+    _places: Tensor
 
     def __init__(
         self,
@@ -109,7 +65,12 @@ class MADE(Conditioner):
         if Dependence.COUPLED in self.sees.values():
             raise ModelError("MADE sees its inputs by an ordering, not by a mask; use Coupling for a mask")
         self.hidden = tuple(hidden)
-        into, out = self._input_degrees(), self._output_degrees()
+        self._order_as_given = order if isinstance(order, str) else list(resolve_order(order, features))
+        into, arrange = self._input_degrees().sort(stable=True)
+        out, rearrange = self._output_degrees().sort(stable=True)
+        self.register_buffer("arrange", _unless_identity(arrange), persistent=False)
+        self.register_buffer("rearrange", _unless_identity(rearrange.argsort()), persistent=False)
+        self.register_buffer("_places", rearrange, persistent=False)
         layers: list[nn.Module] = []
         degrees = into
         for width in self.hidden:
@@ -121,6 +82,14 @@ class MADE(Conditioner):
         self.skip = MaskedLinear(out[:, None] >= into[None, :], bias=False) if direct and self.hidden else None
         # without a hidden unit of degree 0 the first feature would not see the context
         self.context_skip = nn.Linear(context, self.choices.flat, bias=False) if context and self.hidden else None
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {
+            "hidden": list(self.hidden),
+            "order": self._order_as_given,
+            "sees": {str(source): str(dependence) for source, dependence in self.sees.items()},
+            "direct": self.skip is not None,
+        }
 
     def _input_degrees(self) -> Tensor:
         """The smallest degree of a hidden unit that may see each input."""
@@ -145,9 +114,13 @@ class MADE(Conditioner):
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
         flat = self.flatten(inputs, context)
+        if self.arrange is not None:
+            flat = flat.index_select(-1, self.arrange)
         out = self.net(flat)
         if self.skip is not None:
             out = out + self.skip(flat)
+        if self.rearrange is not None:
+            out = out.index_select(-1, self.rearrange)
         if self.context_skip is not None and context is not None:
             out = out + self.context_skip(context.to(out.dtype))
         return self.shape_logits(out)
@@ -156,4 +129,8 @@ class MADE(Conditioner):
     def start_at(self, logits: Tensor) -> None:
         last = self.net[-1]
         assert isinstance(last, MaskedLinear)
-        last.bias.copy_(logits.flatten().to(last.bias))
+        last.bias.copy_(logits.flatten().to(last.bias)[self._places])
+
+
+def _unless_identity(index: Tensor) -> Tensor | None:
+    return None if bool((index == torch.arange(len(index))).all()) else index

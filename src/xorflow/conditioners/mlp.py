@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,9 @@ class MLP(Conditioner):
         self.hidden = tuple(hidden)
         width = sum(self.alphabet(s).flat for s in self.sees) + context
         self.net = _perceptron([width, *self.hidden, self.choices.flat])
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {"hidden": list(self.hidden), "sees": [str(source) for source in self.sees]}
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
         return self.shape_logits(self.net(self.flatten(inputs, context)))
@@ -115,6 +119,10 @@ class Coupling(Conditioner):
         wide_in = self.states.flat // features
         self._wide_out = self.choices.flat // features
         self.net = _perceptron([len(seen) * wide_in + context, *self.hidden, len(moved) * self._wide_out])
+
+    def config(self) -> dict[str, Any]:
+        assert self.mask is not None
+        return super().config() | {"hidden": list(self.hidden), "mask": self.mask.tolist()}
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
         features_dim = -1 if self.states.binary else -2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,10 @@ class Estimator(nn.Module, ABC):
     A new estimator is one method, `loss`; one that draws also says how many uniforms it needs for one example, `noise_shape`.
     State (baselines, running statistics) is kept in buffers and changed by `update`, after the backward pass.
     """
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, as JSON."""
+        return {}
 
     def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int] | None:
         """(S, L', D) uniforms for one example, or None for an estimator that draws nothing."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from xorflow.errors import ConfigError, ModelError
@@ -40,6 +42,9 @@ class Marginal(Estimator):
         if samples < 1:
             raise ConfigError(f"an estimator needs at least one sample, and got samples={samples}")
         self.samples = samples
+
+    def config(self) -> dict[str, Any]:
+        return {"samples": self.samples}
 
     def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int] | None:
         return None if flow.depth == 1 else (self.samples, flow.depth - 1, flow.features)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from xorflow._math import ENUMERATION_LIMIT
 from xorflow.data import validate
 from xorflow.errors import DataError, ModelError
 from xorflow.flows.sampling import SampleNoise, complete
@@ -17,6 +16,9 @@ from xorflow.flows.stack import GREEDY
 if TYPE_CHECKING:
     from xorflow.flows.flow import Flow
     from xorflow.flows.latent import LatentFlow
+
+
+_ROWS_AT_A_TIME = 4096
 
 
 class FlowDistribution(Distribution):
@@ -28,6 +30,7 @@ class FlowDistribution(Distribution):
     """
 
     has_rsample = False
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}  # the parameters are a flow's, not tensors
 
     def __init__(self, flow: Flow | LatentFlow, context: Tensor | None = None) -> None:
         came = 0 if context is None else context.shape[-1]
@@ -50,7 +53,7 @@ class FlowDistribution(Distribution):
         lead = torch.broadcast_shapes(x.shape[:-1], self.batch_shape)
         rows = x.expand(*lead, -1).reshape(-1, self.flow.features)
         context = self._rows_of_context(lead)
-        size = self._rows_at_a_time()
+        size = _ROWS_AT_A_TIME
         parts = [
             self.flow.log_likelihood(self.flow.encode(rows[i : i + size]), None if context is None else context[i : i + size])
             for i in range(0, len(rows), size)
@@ -59,10 +62,6 @@ class FlowDistribution(Distribution):
 
     def _rows_of_context(self, lead: torch.Size) -> Tensor | None:
         return None if self.context is None else self.context.expand(*lead, -1).reshape(-1, self.context.shape[-1])
-
-    def _rows_at_a_time(self) -> int:
-        """Few enough rows that neither a network's batch nor an enumeration fills the memory."""
-        return 4096 if self.flow.depth == 1 else max(1, min(4096, ENUMERATION_LIMIT // 2**10))
 
     @torch.no_grad()
     def sample(

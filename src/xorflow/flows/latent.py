@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xorflow._math import count_states, enumerate_states
+from xorflow._math import ENUMERATION_LIMIT, enumerate_states
 from xorflow.errors import Intractable
 from xorflow.flows.distribution import FlowDistribution
 from xorflow.flows.flow import Flow
@@ -62,21 +62,30 @@ class LatentFlow(Stack):
         return self._enumerated(x, context)
 
     def _enumerated(self, x: Tensor, context: Tensor | None) -> Tensor:
-        summed = self.last_layer_summable
-        stop = self.depth - 1 if summed else self.depth
-        sizes = [k for layer in self.layers[:stop] for k in layer.transform.choices.sizes]
-        self._check_small(count_states(sizes))
-        u = enumerate_states(sizes).to(self.device).unflatten(-1, (stop, self.features))  # (T, L', D)
+        stop = self.depth - 1 if self.last_layer_summable else self.depth
+        u = self._all_choices(stop)  # (T, L', D)
+        rows = max(1, ENUMERATION_LIMIT // len(u))  # so that memory is bounded by the limit, not by the batch
+        parts = [
+            self._sum_over(u, x[i : i + rows], None if context is None else context[i : i + rows])
+            for i in range(0, len(x), rows)
+        ]
+        return torch.cat(parts)
+
+    def _sum_over(self, u: Tensor, x: Tensor, context: Tensor | None) -> Tensor:
+        stop = u.shape[-2]
         if context is not None:
             context = context.unsqueeze(0)
         trace = self.run(x.unsqueeze(0), draws=u.unsqueeze(1), context=context, stop=stop)
         log_u = trace.log_p().double().sum((-1, -2))  # (T, B)
+        summed = stop < self.depth
         ends = self.log_marginal(trace.end, context) if summed else self.base.log_prob(trace.end.state)
         return torch.logsumexp(log_u + ends.double().sum(-1), 0)
 
-    def _check_small(self, terms: int) -> None:
+    def _all_choices(self, stop: int) -> Tensor:
+        """Every u of the layers before `stop`, (T, L', D)."""
+        sizes = [k for layer in self.layers[:stop] for k in layer.transform.choices.sizes]
         try:
-            enumerate_states([terms])
+            return enumerate_states(sizes).to(self.device).unflatten(-1, (stop, self.features))
         except Intractable as error:
             raise Intractable(
                 f"log p(x) of a latent flow of depth {self.depth} on {self.features} features has no closed form, and "

@@ -13,6 +13,35 @@ from torch.nn.functional import logsigmoid, one_hot, softplus
 from xorflow._states import NEVER, Alphabet
 
 
+def _softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x)), exact in float64 too: the default threshold of torch leaves an error of 2e-9."""
+    return softplus(x, threshold=50.0)
+
+
+class _LogMixture(torch.autograd.Function):
+    r""":math:`\log((1 - f) e^a + f e^b)` with :math:`f = \sigma(\phi)`, and its gradient from two sigmoids.
+
+    Autograd on the same expression would keep and pass over several times as many tensors; this is most of a training step's
+    time outside of the networks.
+    """
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, low: Tensor, high: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raised = high - low + logits
+        ctx.save_for_backward(logits, raised)
+        ctx.shapes = logits.shape, low.shape, high.shape
+        return (low + _softplus(raised)).sub_(_softplus(logits))
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        logits, raised = ctx.saved_tensors
+        (g,) = gradients
+        chosen = torch.sigmoid(raised)  # the posterior of u = 1
+        g_high = g * chosen
+        parts = (g_high - g * torch.sigmoid(logits), g - g_high, g_high)
+        return tuple(part.sum_to_size(shape) for part, shape in zip(parts, ctx.shapes, strict=True))
+
+
 class BinaryNodes:
     r"""Bernoulli choices with log-odds :math:`\phi` (..., D)."""
 
@@ -30,7 +59,7 @@ class BinaryNodes:
 
     def log_prob(self, u: Tensor) -> Tensor:
         """log P(u) for encoded u, (..., D)."""
-        return u * self.logits - softplus(self.logits)
+        return u * self.logits - _softplus(self.logits)
 
     def mode(self) -> Tensor:
         """The most probable choice (0 in a tie)."""
@@ -42,11 +71,11 @@ class BinaryNodes:
 
     def entropy(self) -> Tensor:
         """(..., D), in nats."""
-        return softplus(self.logits) - self.logits * self.mean
+        return _softplus(self.logits) - self.logits * self.mean
 
     def kl(self, other: BinaryNodes) -> Tensor:
         """KL(self || other), (..., D)."""
-        return self.mean * (self.logits - other.logits) - softplus(self.logits) + softplus(other.logits)
+        return self.mean * (self.logits - other.logits) - _softplus(self.logits) + _softplus(other.logits)
 
     def expectation(self, values: Tensor) -> Tensor:
         """E[values at u], (..., D), for values (..., D, 2)."""
@@ -56,7 +85,8 @@ class BinaryNodes:
     def log_mixture(self, values: Tensor) -> Tensor:
         """log E[exp(values at u)], (..., D), for values (..., D, 2)."""
         low, high = values.unbind(-1)
-        return torch.logaddexp(low, high + self.logits) - softplus(self.logits)
+        mixed: Tensor = _LogMixture.apply(self.logits, low, high)  # pyright: ignore[reportAssignmentType]
+        return mixed
 
 
 class CategoricalNodes:
@@ -113,5 +143,7 @@ Nodes = BinaryNodes | CategoricalNodes
 
 
 def make_nodes(logits: Tensor, choices: Alphabet, valid: Tensor) -> Nodes:
-    """The nodes that a conditioner's output stands for."""
+    """The nodes that a conditioner's output stands for; half-precision logits become float32 before any log or sum."""
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
     return BinaryNodes(logits) if choices.binary else CategoricalNodes(logits, valid)

@@ -52,13 +52,19 @@ def complete(
 ) -> Tensor:
     r"""Encoded x that agrees with the given one at the features `known` (D,), the others drawn given those.
 
-    Exact where :math:`p(x_d \mid x_{<d})` needs no latent choice of the past: one layer, or a deterministic flow in one
-    ordering; and where every parent of a known feature is known.
+    Exact where :math:`p(x_d \mid x_{<d})` needs no latent choice of the past: one layer that does not see its own u, or a
+    deterministic flow in one ordering; and where every parent of a known feature is known.
     """
-    if flow.depth > 1 and not (isinstance(draws, str) and flow.shares_one_order):
+    deterministic = isinstance(draws, str)
+    if flow.depth > 1 and not (deterministic and flow.shares_one_order):
         raise Intractable(
             "completion needs p(x_d | x before d) exactly, which a latent flow has at depth 1 and a deterministic flow in "
             f"one shared ordering; this one has depth {flow.depth}: try flow.greedy() with one ordering, or depth 1"
+        )
+    if not deterministic and not flow.last_layer_summable:
+        raise Intractable(
+            "completion needs p(x_d | x before d) exactly, and this latent flow's layer sees its own u, whose past values "
+            "what is given does not determine: try flow.greedy(), or a layer that does not see 'own'"
         )
     _check_closed(flow.layers[0], known)
     hold = known if flow.states.binary else known.unsqueeze(-1)  # (D,) or (D, 1), against (..., D[, K])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from xorflow._states import Alphabet
 from xorflow.bases import FactorisedBase
+from xorflow.conditioners.base import Source
 from xorflow.errors import ModelError
 from xorflow.flows.layer import Layer
 from xorflow.flows.legality import check_normalised, is_chain
@@ -44,9 +45,21 @@ class Stack(nn.Module):
         widths = {layer.conditioner.context_features for layer in self.layers}
         if len(widths) > 1:
             raise ModelError(f"all layers see the same context, and these were made for widths {sorted(widths)}")
+        self._check_previous()
         generators = [layer.conditioner for layer in self.layers]
         check_normalised(generators)
         self.is_chain = is_chain(generators)
+
+    def _check_previous(self) -> None:
+        before = self.base.states  # the first layer's "previous" is the data
+        for index, layer in enumerate(self.layers):
+            for network in (layer.conditioner, layer.posterior):
+                if network is not None and Source.PREVIOUS in network.sees and network.choices != before:
+                    raise ModelError(
+                        f"layer {index + 1} sees 'previous', which needs as many choices as the layer before has (or, in "
+                        "layer 1, as the data have categories), and has others; use the same transform in both"
+                    )
+            before = layer.transform.choices
 
     @property
     def states(self) -> Alphabet:

@@ -1,0 +1,66 @@
+"""The commands, put together, and how errors reach a person."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+import typer
+from rich.console import Console
+
+from xorflow import __version__
+from xorflow.cli import reading, train
+from xorflow.errors import UserError
+
+app = typer.Typer(
+    name="xorflow",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Normalising flows on discrete data: train, evaluate, sample, score.",
+    epilog="Begin with [bold]xorflow train[/bold]: bundled MNIST, a few minutes on a laptop.",
+)
+app.command("train", epilog=train.EXAMPLES)(train.command())
+app.command("evaluate", epilog=reading.EVALUATE_EXAMPLES)(reading.evaluate)
+app.command("sample", epilog=reading.SAMPLE_EXAMPLES)(reading.sample)
+app.command("score", epilog=reading.SCORE_EXAMPLES)(reading.score)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        Console().print(f"xorflow {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: bool = typer.Option(
+        False, "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+    ),
+) -> None:
+    del version
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 2 a mistake that one line explains, 130 interrupted."""
+    try:
+        code = app(arguments, standalone_mode=False)
+    except UserError as error:
+        sys.exit(_fail(str(error)))
+    except click.ClickException as error:
+        sys.exit(_fail(error.format_message()))
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(code or 0)
+
+
+def _fail(message: str) -> int:
+    line = " ".join(message.split())
+    Console(stderr=True).print(f"[bold red]error:[/bold red] {line}", soft_wrap=True, highlight=False, markup=True)
+    return 2

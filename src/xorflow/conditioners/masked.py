@@ -1,0 +1,128 @@
+"""Linear layers with masked weights, at the cost of unmasked ones or, where the mask is a staircase, less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+_BLOCKS = 8
+"""Into how many bands the rows of a staircase are cut; n bands leave (n + 1) / 2n of the products."""
+
+_WORTH_CUTTING = 2**18
+"""Weights with fewer entries are multiplied whole: below this the bands' overhead eats what they save."""
+
+
+class _MaskGradient(torch.autograd.Function):
+    """The identity forward; backward, the gradient times a mask."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG004  # pyright: ignore[reportIncompatibleMethodOverride]
+        return weight.view_as(weight)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # noqa: ARG004
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        (mask,) = ctx.saved_tensors
+        return gradients[0] * mask, None
+
+
+@dataclass(frozen=True)
+class Band:
+    """Rows `first:last` of a staircase mask, which see columns below `full` wholly and below `seen` in part."""
+
+    first: int
+    last: int
+    full: int
+    seen: int
+
+
+def staircase_bands(mask: Tensor, blocks: int = _BLOCKS) -> tuple[Band, ...] | None:
+    """Cut a mask whose rows see ever longer prefixes of the columns into bands; None if it is no such staircase."""
+    lengths = mask.bool().sum(1)
+    prefix = torch.arange(mask.shape[1], device=mask.device) < lengths[:, None]
+    if not bool((prefix == mask.bool()).all()) or bool((lengths.diff() < 0).any()):
+        return None
+    edges = [round(i * len(mask) / blocks) for i in range(blocks + 1)]
+    return tuple(
+        Band(first, last, int(lengths[first]), int(lengths[last - 1]))
+        for first, last in zip(edges[:-1], edges[1:], strict=True)
+        if last > first
+    )
+
+
+class _StaircaseLinear(torch.autograd.Function):
+    """x W' + b where W is zero outside of a staircase: band by band, only the columns that a band sees."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, bands: tuple[Band, ...]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(x, weight, mask)
+        ctx.bands = bands
+        out = x.new_empty(len(x), len(weight))
+        for band in bands:
+            rows = slice(band.first, band.last)
+            torch.addmm(bias[rows], x[:, : band.seen], weight[rows, : band.seen].t(), out=out[:, rows])
+        return out
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        (g,) = gradients
+        x, weight, mask = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a gradient of this gradient is wanted: plain operations have one
+            return g @ weight, (g.t() @ x) * mask, g.sum(0), None, None
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        g_x = torch.zeros_like(x) if needs_x else None
+        g_weight = torch.zeros_like(weight) if needs_weight else None
+        for band in ctx.bands:
+            rows = slice(band.first, band.last)
+            if g_x is not None:
+                g_x[:, : band.seen].addmm_(g[:, rows], weight[rows, : band.seen])
+            if g_weight is not None:
+                torch.mm(g[:, rows].t(), x[:, : band.seen], out=g_weight[rows, : band.seen])
+                g_weight[rows, band.full : band.seen].mul_(mask[rows, band.full : band.seen])
+        return g_x, g_weight, g.sum(0) if needs_bias else None, None, None
+
+
+class MaskedLinear(nn.Linear):
+    """A linear layer whose weight is zero, and stays zero, where `mask` is.
+
+    The weight itself is stored masked, so the forward pass is a plain matrix product; only its gradient is masked.
+    An optimiser that leaves a zero weight with a zero gradient alone (SGD, Adam, AdamW, with decay or not) therefore
+    keeps it masked; whoever writes to the weight by other means calls `apply_mask`.
+
+    On the CPU, where products cost what their operations cost, a large staircase mask is multiplied in bands.
+    """
+
+    mask: Tensor
+
+    def __init__(self, mask: Tensor, *, bias: bool = True) -> None:
+        super().__init__(mask.shape[1], mask.shape[0], bias=bias)
+        self.register_buffer("mask", mask.to(self.weight.dtype), persistent=False)
+        self.bands = staircase_bands(mask) if bias and mask.numel() >= _WORTH_CUTTING else None
+        self.apply_mask()
+
+    @torch.no_grad()
+    def apply_mask(self) -> None:
+        """Set to zero what the mask forbids."""
+        self.weight.mul_(self.mask)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.bands is not None and input.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+            flat = input.reshape(-1, self.in_features)
+            out: Tensor = _StaircaseLinear.apply(flat, self.weight, self.bias, self.mask, self.bands)  # pyright: ignore[reportAssignmentType]
+            return out.reshape(*input.shape[:-1], self.out_features)
+        weight = self.weight
+        if weight.requires_grad and torch.is_grad_enabled():
+            weight = _MaskGradient.apply(weight, self.mask)
+        return linear(input, weight, self.bias)
+
+    def _load_from_state_dict(self, *args, **kwargs) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.apply_mask()  # loaded weights may come from elsewhere; a leak would make every likelihood wrong

@@ -1,0 +1,142 @@
+"""One part of a data set on one device, and the batches that it hands out."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xorflow.data.binarisation import TRAIN, binarise
+from xorflow.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows that travel together: values `x` (B, D) in an integer type, `context` (B, C) float32 or None."""
+
+    x: Tensor  # (B, D)
+    context: Tensor | None = None  # (B, C)
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Rows of discrete values, or of grey values that are binarised afresh at each access.
+
+    `values` is (N, D), uint8 where every K <= 256 and int64 otherwise. With `stochastic=True` they are
+    intensities v in 0..255, and each access draws x = 1 with probability v / 255.
+
+    >>> split = Split(torch.tensor([[0, 1], [1, 1], [1, 0]], dtype=torch.uint8))
+    >>> [batch.x.tolist() for batch in split.batches(2)]
+    [[[0, 1], [1, 1]], [[1, 0]]]
+    """
+
+    values: Tensor  # (N, D)
+    context: Tensor | None = None  # (N, C)
+    stochastic: bool = False
+
+    def __post_init__(self) -> None:
+        v, c = self.values, self.context
+        allowed = (torch.uint8,) if self.stochastic else (torch.uint8, torch.int64)
+        if v.ndim != 2 or v.dtype not in allowed:
+            names = " or ".join(str(a) for a in allowed)
+            raise DataError(f"a split holds (N, D) values of {names}, got {tuple(v.shape)} of {v.dtype}")
+        if v.numel() == 0:
+            raise DataError(f"a split needs at least one row and one feature, got shape {tuple(v.shape)}")
+        if c is not None and (c.ndim != 2 or len(c) != len(v) or c.dtype != torch.float32):
+            raise DataError(
+                f"context must be float32 of shape ({len(v)}, C), one row for each row of data, "
+                f"got {tuple(c.shape)} of {c.dtype}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def features(self) -> int:
+        return self.values.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def sha256(self) -> str | None:
+        """SHA-256 of the values, row by row, little-endian; None where each access draws anew."""
+        if self.stochastic:
+            return None
+        array = self.values.cpu().numpy()
+        return hashlib.sha256(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data).hexdigest()
+
+    def gather(
+        self, indices: Tensor, noise: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> Batch:
+        """The rows at `indices` (B,). Nothing waits for the device, and with `noise` it may be captured.
+
+        `noise` (B, D) are the uniforms in [0, 1), float32 or wider, that binarise a stochastic split; without
+        them `generator` draws some. A split of fixed values ignores both.
+        """
+        rows = self.values.index_select(0, indices)
+        context = None if self.context is None else self.context.index_select(0, indices)
+        if not self.stochastic:
+            return Batch(rows, context)
+        if noise is None:
+            self._check_generator(generator)
+            noise = torch.rand(rows.shape, generator=generator, device=self.device)
+        elif noise.shape != rows.shape or noise.dtype not in (torch.float32, torch.float64):
+            # Half precision has 256 to 2048 levels: far too few for probabilities in steps of 1 / 255.
+            raise DataError(
+                f"noise must be float32 or float64 of shape {tuple(rows.shape)}, "
+                f"got {tuple(noise.shape)} of {noise.dtype}"
+            )
+        return Batch((noise * 255 < rows).to(torch.uint8), context)
+
+    def batch(self, size: int, generator: torch.Generator | None = None) -> Batch:
+        """`size` random rows, without replacement."""
+        self._check_count(size, "a batch without replacement")
+        self._check_generator(generator)
+        order = torch.randperm(len(self), generator=generator, device=self.device)
+        return self.gather(order[:size], generator=generator)
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """All rows in order; the last batch may be short."""
+        if self.stochastic:
+            raise DataError(
+                "a stochastic split has no fixed rows to go through; call frozen(seed) on it first"
+            )
+        if size < 1:
+            raise DataError(f"a batch has at least one row, got size {size}")
+        if self.context is None:
+            return (Batch(x) for x in self.values.split(size))
+        pairs = zip(self.values.split(size), self.context.split(size), strict=True)
+        return (Batch(x, context) for x, context in pairs)
+
+    def frozen(self, seed: int, stream: int = TRAIN) -> "Split":
+        """The split binarised once by `binarise`; a split of fixed values is returned as it is."""
+        if not self.stochastic:
+            return self
+        values = torch.from_numpy(binarise(self.values.cpu().numpy(), seed, stream))
+        return Split(values.to(self.device), self.context)
+
+    def to(self, device: torch.device | str) -> "Split":
+        context = None if self.context is None else self.context.to(device)
+        return replace(self, values=self.values.to(device), context=context)
+
+    def subset(self, n: int) -> "Split":
+        """The first `n` rows."""
+        self._check_count(n, "a subset")
+        return replace(
+            self, values=self.values[:n], context=None if self.context is None else self.context[:n]
+        )
+
+    def _check_count(self, n: int, what: str) -> None:
+        if not 1 <= n <= len(self):
+            raise DataError(f"{what} takes 1 to {len(self)} rows of this split, got {n}")
+
+    def _check_generator(self, generator: torch.Generator | None) -> None:
+        if generator is not None and generator.device.type != self.device.type:
+            raise DataError(
+                f"the generator draws on {generator.device} but the split lives on {self.device}"
+                f"; build it with torch.Generator({self.device.type!r})"
+            )

@@ -1,0 +1,38 @@
+"""Training: options, the loop, checkpoints, and runs as folders."""
+
+from xorflow.training.build import ESTIMATORS, build_data, build_estimator, build_flow, start_from_data
+from xorflow.training.checkpoint import Progress
+from xorflow.training.loop import Interrupted, Observer, Trainer
+from xorflow.training.options import Options, from_mapping, read_config
+from xorflow.training.results import independent_nll, likelihood, refitted, report
+from xorflow.training.run import Run, fit, load, open_run, read_config_file, resume_run, train_run
+from xorflow.training.specs import PARTS, flow_from_spec, flow_to_spec
+
+__all__ = [
+    "ESTIMATORS",
+    "PARTS",
+    "Interrupted",
+    "Observer",
+    "Options",
+    "Progress",
+    "Run",
+    "Trainer",
+    "build_data",
+    "build_estimator",
+    "build_flow",
+    "fit",
+    "flow_from_spec",
+    "flow_to_spec",
+    "from_mapping",
+    "independent_nll",
+    "likelihood",
+    "load",
+    "open_run",
+    "read_config",
+    "read_config_file",
+    "refitted",
+    "report",
+    "resume_run",
+    "start_from_data",
+    "train_run",
+]

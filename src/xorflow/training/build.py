@@ -1,0 +1,182 @@
+"""From options to a data set, a flow and an estimator: the one table of names."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xorflow import data
+from xorflow.bases import FactorisedBase
+from xorflow.conditioners import MADE, Conditioner, Coupling
+from xorflow.data import Dataset, Split
+from xorflow.errors import ConfigError
+from xorflow.estimators import Estimator, Marginal, StraightThrough
+from xorflow.flows import LatentFlow, Layer
+from xorflow.training.options import Options
+from xorflow.transforms import ModularAffine, ModularShift, Transform
+
+ESTIMATORS: dict[str, type[Estimator]] = {
+    "marginal": Marginal,
+    "straight-through": StraightThrough,
+}
+"""The names by which options call estimators."""
+
+
+def build_data(options: Options) -> Dataset:
+    """The data set that the options name."""
+    if options.data == "mnist":
+        count = 10_000 if options.validation is None else options.validation
+        if count != int(count):
+            raise ConfigError(f"of MNIST, a whole number of training images validates; got validation={count}")
+        return data.mnist(
+            validation=int(count), seed=options.data_seed, context="label" if options.label else None
+        )
+    if options.label:
+        raise ConfigError("label conditions on MNIST's labels, and the data are a file; leave --label out")
+    if "." not in options.data and not Path(options.data).exists():
+        raise ConfigError(f"--data is 'mnist' or a .npy, .npz or .csv file; got {options.data!r}")
+    return data.load(
+        Path(options.data),
+        validation=_part(0.1 if options.validation is None else options.validation),
+        test=_part(options.test),
+        seed=options.data_seed,
+    )
+
+
+def _part(value: float) -> int | float:
+    """Options keep numbers as floats: from 1 on they count rows, below they are fractions."""
+    return int(value) if value >= 1 or value == 0 else value
+
+
+def build_flow(options: Options, dataset: Dataset) -> LatentFlow:
+    """The flow that the options describe, with weights from the global generator of torch."""
+    assert options.layers is not None
+    transform = {"shift": ModularShift, "affine": ModularAffine}[options.transform](dataset.categories)
+    orders = layer_orders(options.order, options.layers)
+    layers = [
+        Layer(_conditioner(options, dataset, index, order, transform), transform)
+        for index, order in enumerate(orders)
+    ]
+    p0 = options.p0 if options.p0 is not None else (0.9 if options.base == "fixed" else 0.998)
+    base = FactorisedBase(
+        dataset.features, p0, categories=dataset.categories, learned=options.base == "learned"
+    )
+    return LatentFlow(layers, base)
+
+
+def _conditioner(
+    options: Options, dataset: Dataset, index: int, order: str, transform: Transform
+) -> Conditioner:
+    shared: dict[str, Any] = {
+        "categories": dataset.categories,
+        "choices": transform.choices.sizes,
+        "context": dataset.context_features,
+    }
+    if options.conditioner == "made":
+        return MADE(dataset.features, options.hidden, order=order, direct=options.direct, **shared)
+    shape = dataset.shape if dataset.shape is not None and len(dataset.shape) == 2 else None
+    if options.mask == "checkerboard" and shape is None:
+        raise ConfigError("a checkerboard mask needs data with a two-dimensional shape; choose --mask halves or random")
+    return Coupling(dataset.features, options.hidden, mask=options.mask, shape=shape, flip=index % 2 == 1, **shared)
+
+
+def layer_orders(order: str, layers: int) -> list[str]:
+    """One ordering a layer.
+
+    >>> layer_orders("alternating", 3)
+    ['natural', 'reversed', 'natural']
+    """
+    if "," in order:
+        named = [part.strip() for part in order.split(",")]
+        if len(named) != layers:
+            raise ConfigError(f"order names {len(named)} orderings, and there are {layers} layers; name one for each")
+        return named
+    if order == "alternating":
+        return [("natural", "reversed")[index % 2] for index in range(layers)]
+    if order == "random":
+        return [f"random:{index}" for index in range(layers)]
+    return [order] * layers
+
+
+def build_estimator(text: str) -> Estimator:
+    """An estimator from its name and options.
+
+    >>> build_estimator("marginal:samples=8").samples
+    8
+    """
+    name, _, tail = text.partition(":")
+    if name not in ESTIMATORS:
+        raise ConfigError(f"estimator is one of {', '.join(ESTIMATORS)}; got {name!r}")
+    allowed = list(inspect.signature(ESTIMATORS[name]).parameters)
+    settings: dict[str, Any] = {}
+    for item in filter(None, tail.split(",")):
+        key, separator, value = item.partition("=")
+        if not separator or key not in allowed:
+            known = f"takes {', '.join(allowed)}" if allowed else "takes no options"
+            raise ConfigError(f"estimator {name!r} {known}, written as {name}:KEY=VALUE; got {item!r}")
+        settings[key] = _literal(value)
+    try:
+        return ESTIMATORS[name](**settings)
+    except TypeError as error:
+        raise ConfigError(f"estimator {text!r}: {error}") from None
+
+
+def estimator_text(estimator: Estimator) -> str:
+    """The other way: what `build_estimator` would take."""
+    name = next((n for n, cls in ESTIMATORS.items() if cls is type(estimator)), type(estimator).__name__)
+    settings = ",".join(f"{key}={json.dumps(value)}" for key, value in estimator.config().items())
+    return f"{name}:{settings}" if settings else name
+
+
+def _literal(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+@torch.no_grad()
+def start_from_data(flow: LatentFlow, train: Split) -> None:
+    """Begin where independent features would be: the last layer's biases from frequencies, the others near the identity.
+
+    The frequencies are those of the training data; with a base concentrated on category 0, the choice u then has about
+    the distribution of x.
+    """
+    table = flow.base.log_table().exp().double().cpu()  # (D, K)
+    frequencies = category_frequencies(train, flow.states.sizes)
+    last = flow.layers[-1]
+    if last.transform.choices == last.transform.states:
+        last.conditioner.start_at(_start_logits(frequencies, table, flow.states.binary))
+    for layer in flow.layers[:-1]:
+        width = layer.transform.choices.width
+        near_identity = torch.zeros(flow.features, width)
+        near_identity[:, 0] = 3.0
+        layer.conditioner.start_at(
+            near_identity[:, 1] - near_identity[:, 0] if layer.transform.choices.binary else near_identity
+        )
+
+
+def _start_logits(frequencies: Tensor, table: Tensor, binary: bool) -> Tensor:
+    if not binary:
+        return frequencies.clamp_min(1e-3).log()
+    beta = table[:, 1]
+    flip = ((frequencies[:, 1] - beta) / (1 - 2 * beta)).clamp(5e-3, 1 - 5e-3)
+    return torch.logit(flip)
+
+
+def category_frequencies(train: Split, sizes: tuple[int, ...]) -> Tensor:
+    """How often each feature has each category in the training data, add-1/2 smoothed, (D, K) float64 on the CPU."""
+    rows, width = len(train), max(sizes)
+    if train.stochastic:  # intensities: the expected count needs no draw
+        ones = train.values.double().sum(0) / 255
+        counts = torch.stack((rows - ones, ones), -1)
+    else:
+        counts = torch.stack([(train.values == k).sum(0) for k in range(width)], -1).double()
+    valid = torch.arange(width) < torch.tensor(sizes)[:, None]
+    smoothed = (counts.cpu() + 0.5) * valid
+    return smoothed / smoothed.sum(-1, keepdim=True)

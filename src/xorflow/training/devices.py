@@ -1,0 +1,42 @@
+"""Which device to train on, and what to say when it runs out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from xorflow.errors import ConfigError, OutOfMemory
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the first CUDA device, or else the CPU; any other name must be a device that is there."""
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device is auto, cpu, cuda, cuda:N or mps; got {name!r}") from None
+    there = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not there.get(device.type, False):
+        have = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise ConfigError(f"device {name!r} is not there: this machine has {', '.join(have)}; choose one of them, or auto")
+    return device
+
+
+@contextmanager
+def out_of_memory_as_error(remedy: str) -> Iterator[None]:
+    """Turn a device's or the machine's lack of memory into one line that says which option lowers the need."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise OutOfMemory(f"out of memory; {remedy}") from error
+    except RuntimeError as error:
+        if "allocate memory" in str(error) or "not enough memory" in str(error):
+            raise OutOfMemory(f"out of memory; {remedy}") from error
+        raise

@@ -1,0 +1,69 @@
+"""A run's metrics as JSON lines, and as TensorBoard events if asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import IO, Any
+
+from xorflow.errors import CheckpointError, ConfigError
+from xorflow.training.storage import write_bytes
+
+
+class MetricsLog:
+    """`metrics.jsonl`, one record an epoch; without a folder it keeps nothing."""
+
+    def __init__(self, folder: Path | None, *, tensorboard: bool) -> None:
+        self._path = None if folder is None else folder / "metrics.jsonl"
+        self._stream: IO[str] | None = None
+        self._events: Any = None
+        if tensorboard and folder is not None:
+            self._events = _event_writer(folder)
+
+    def begin(self, step: int) -> None:
+        """Open for writing; records beyond `step` are of a time that the resumed run will live again."""
+        if self._path is None:
+            return
+        kept = [r for r in read_metrics(self._path) if r["step"] <= step] if self._path.exists() else []
+        write_bytes(self._path, "".join(json.dumps(r) + "\n" for r in kept).encode())
+        self._stream = self._path.open("a", encoding="utf-8")
+
+    def write(self, record: dict[str, Any]) -> None:
+        if self._stream is not None:
+            try:
+                self._stream.write(json.dumps(record) + "\n")
+                self._stream.flush()
+            except OSError as error:
+                raise CheckpointError(
+                    f"could not write {self._path}: {error.strerror}; make room, and continue with --resume"
+                ) from error
+        if self._events is not None:
+            for name in record.keys() - {"epoch", "step"}:
+                self._events.add_scalar(name, record[name], record["step"])
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a `metrics.jsonl`; a last line that a killed run left half written is passed over."""
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+def _event_writer(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ConfigError(
+            "--tensorboard needs the package tensorboard, which is not installed: pip install 'xorflow[tensorboard]'"
+        ) from None
+    return SummaryWriter(str(folder / "tensorboard"))

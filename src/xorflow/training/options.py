@@ -1,0 +1,197 @@
+"""All options of a run, with their defaults and rules: one flat table for the command line, files and Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xorflow.errors import ConfigError
+from xorflow.training.storage import read_json
+
+CONFIG_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that a run depends on; `config.json` holds all of it.
+
+    Attributes:
+        data: `mnist`, or a .npy, .npz or .csv file.
+        validation: rows (or a fraction below 1) that validate; by default 10,000 of MNIST and a tenth of a file.
+        test: rows (or a fraction) of a file that test.
+        data_seed: names the binarisation of the evaluation sets, or the split of a file.
+        label: condition on MNIST's labels.
+        layers: the depth L.
+        conditioner: `made` or `coupling`.
+        hidden: widths of each network's hidden layers.
+        order: `natural`, `reversed`, `alternating`, `random`, `random:SEED`, or one for each layer, with commas.
+        mask: a coupling layer's `checkerboard`, `halves`, `alternate` or `random`; every second layer exchanges the parts.
+        direct: connections from input to output in each MADE.
+        transform: `shift` or `affine` (modulo K).
+        base: `learned` or `fixed`.
+        p0: the base's probability of category 0, at the start if learned; by default 0.9 fixed, 0.998 learned.
+        start: `data` begins with the output biases at the data's frequencies, `random` as the networks come.
+        estimator: its name, with options as in `marginal:samples=8`.
+        epochs: passes over the training data.
+        batch_size: rows a step.
+        lr: the highest learning rate.
+        schedule: `cosine` to zero, or `constant`; both after the warm-up.
+        warmup: steps over which the learning rate rises.
+        optimiser: `adam`, `adamw` or `sgd`.
+        weight_decay: of matrices, not of biases or the base.
+        clip: the largest norm of the gradient (0: unlimited).
+        average: decay of the exponential average of the weights, which is then what is evaluated (0: none).
+        seed: of weights, order of rows, and noise.
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps`.
+        precision: `32-true`, `bf16-mixed`, `16-mixed` or `64-true`.
+        validate_every: epochs between validations.
+        checkpoint_seconds: how often, at least, progress is saved.
+        evaluation_samples: S of the importance-sampled bound, where there is no exact likelihood.
+        tensorboard: also write TensorBoard event files.
+    """
+
+    data: str = "mnist"
+    validation: float | None = None
+    test: float = 0.1
+    data_seed: int = 0
+    label: bool = False
+    layers: int | None = 1
+    conditioner: str = "made"
+    hidden: tuple[int, ...] = (1024,)
+    order: str = "natural"
+    mask: str = "checkerboard"
+    direct: bool = False
+    transform: str = "shift"
+    base: str = "learned"
+    p0: float | None = None
+    start: str = "data"
+    estimator: str = "marginal"
+    epochs: int = 30
+    batch_size: int = 128
+    lr: float = 1e-3
+    schedule: str = "cosine"
+    warmup: int = 0
+    optimiser: str = "adam"
+    weight_decay: float = 0.0
+    clip: float = 0.0
+    average: float = 0.0
+    seed: int = 0
+    device: str = "auto"
+    precision: str = "32-true"
+    validate_every: int = 1
+    checkpoint_seconds: float = 30.0
+    evaluation_samples: int = 64
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} is one of {', '.join(allowed)}; got {getattr(self, name)!r}")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:  # also refuses nan
+                raise ConfigError(f"{name} is at least {least}; got {value}")
+        if not 0 <= self.average < 1:
+            raise ConfigError(f"average is a decay of at least 0 and below 1; got {self.average}")
+        if self.p0 is not None and not 0 < self.p0 < 1:
+            raise ConfigError(f"p0 is a probability strictly between 0 and 1; got {self.p0}")
+        if not self.lr > 0:
+            raise ConfigError(f"lr is greater than 0; got {self.lr}")
+        if any(width < 1 for width in self.hidden):
+            raise ConfigError(f"hidden widths are at least 1; got {list(self.hidden)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """As `config.json` holds them."""
+        return dataclasses.asdict(self) | {"hidden": list(self.hidden)}
+
+    def replace(self, **changes: Any) -> Options:
+        """A copy with some options changed, checked."""
+        return from_mapping(self.to_json() | changes, "the options given")
+
+
+_CHOICES = {
+    "conditioner": ("made", "coupling"),
+    "transform": ("shift", "affine"),
+    "base": ("learned", "fixed"),
+    "start": ("data", "random"),
+    "schedule": ("cosine", "constant"),
+    "optimiser": ("adam", "adamw", "sgd"),
+    "precision": ("32-true", "bf16-mixed", "16-mixed", "64-true"),
+}
+
+_LEAST = {
+    "validation": 0,
+    "test": 0,
+    "data_seed": 0,
+    "layers": 1,
+    "epochs": 1,
+    "batch_size": 1,
+    "warmup": 0,
+    "weight_decay": 0,
+    "clip": 0,
+    "seed": 0,
+    "validate_every": 1,
+    "checkpoint_seconds": 0,
+    "evaluation_samples": 1,
+}
+
+HARMLESS = ("device", "checkpoint_seconds", "tensorboard", "evaluation_samples")
+"""Options that may change when a run is resumed: they do not touch what is learned on one device."""
+
+
+def from_mapping(values: Mapping[str, Any], origin: str) -> Options:
+    """Options from names and values, each checked; `origin` says in an error where they came from."""
+    fields = {field.name: field for field in dataclasses.fields(Options)}
+    unknown = [name for name in values if name not in fields]
+    if unknown:
+        raise ConfigError(f"{origin}: there is no option {unknown[0]!r}; the options are {', '.join(fields)}")
+    converted = {name: _convert(name, str(fields[name].type), value, origin) for name, value in values.items()}
+    return Options(**converted)
+
+
+def _convert(name: str, type_name: str, value: Any, origin: str) -> Any:
+    if value is None and "None" in type_name:
+        return None
+    kinds: dict[str, tuple[tuple[type, ...], Any]] = {
+        "bool": ((bool,), bool),
+        "int": ((int,), int),
+        "float": ((int, float), float),
+        "str": ((str,), str),
+        "tuple[int, ...]": ((list, tuple), tuple),
+    }
+    accepted, make = kinds[type_name.removesuffix(" | None")]
+    wrong = not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted)
+    if wrong or (make is tuple and not all(type(item) is int for item in value)):
+        raise ConfigError(f"{origin}: {name} is of type {type_name}; got {value!r}")
+    return make(value)
+
+
+def read_config(path: Path) -> tuple[Options, dict[str, Any] | None]:
+    """Options from a .toml file or a run's `config.json`, and the explicit model that the latter may hold."""
+    if path.suffix == ".toml":
+        try:
+            return from_mapping(tomllib.loads(path.read_text(encoding="utf-8")), str(path)), None
+        except FileNotFoundError:
+            raise ConfigError(f"--config names a file that is not there: {path}") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"--config {path} is no readable TOML: {error}") from None
+    values = read_json(path, "the configuration")
+    return options_of_config(values, path), values.get("model")
+
+
+def options_of_config(values: Mapping[str, Any], path: Path) -> Options:
+    """The options in the content of a `config.json`, whose version must be one that we know."""
+    version = values.get("version")
+    if version != CONFIG_VERSION:
+        reason = "written by a newer xorflow: install that" if _is_newer(version) else "not written by xorflow train"
+        raise ConfigError(f"{path} has version {version!r}, this xorflow reads version {CONFIG_VERSION}; it is {reason}")
+    own = {name: value for name, value in values.items() if name not in ("version", "model", "data_format")}
+    return from_mapping(own, str(path))
+
+
+def _is_newer(version: object) -> bool:
+    return isinstance(version, int) and version > CONFIG_VERSION

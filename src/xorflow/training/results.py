@@ -1,0 +1,75 @@
+"""What a finished run reports: likelihoods of both readings, with what each number is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xorflow import evaluate
+from xorflow.bases import FactorisedBase
+from xorflow.data import Dataset, Split
+from xorflow.evaluate import LogLikelihood
+from xorflow.flows import Flow, LatentFlow, refit_base
+from xorflow.training.build import category_frequencies
+
+_TRAIN_DRAW = 0
+"""The seed of the one draw of stochastic training data on which a base is refitted."""
+
+
+def likelihood(flow: LatentFlow, split: Split, samples: int, seed: int = 0) -> LogLikelihood:
+    """The best likelihood there is: exact at depth 1 and in small spaces, otherwise the importance-sampled bound."""
+    if flow.has_closed_form:
+        return evaluate.exact(flow, split)
+    return evaluate.importance(
+        flow, split, samples=samples, seed=seed, proposal="q" if flow.has_posterior else "p"
+    )
+
+
+def refitted(flow: LatentFlow, train: Split) -> Flow:
+    """The deterministic reading on a base fitted to its residuals on the training data."""
+    hard = train.frozen(_TRAIN_DRAW) if train.stochastic else train
+    greedy = flow.greedy()
+    context = hard.context if flow.context_features else None
+    return Flow(greedy.layers, refit_base(greedy, hard.values, context))
+
+
+def report(flow: LatentFlow, dataset: Dataset, samples: int, parts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """For each named part that exists, every likelihood of this flow, in nats."""
+    was_training = flow.training
+    flow.eval()
+    refit = refitted(flow, dataset.train)
+    found = {
+        name: _report_split(flow, refit, split, samples)
+        for name in parts
+        if (split := dataset.parts.get(name)) is not None
+    }
+    flow.train(was_training)
+    return found
+
+
+def _report_split(flow: LatentFlow, refit: Flow, split: Split, samples: int) -> dict[str, Any]:
+    greedy = evaluate.greedy(flow, split)
+    refitted_likelihood = evaluate.exact(refit, split)
+    return likelihood(flow, split, samples).summary() | {
+        "greedy_nll": greedy.nll,
+        "greedy_stderr": greedy.stderr,
+        "refit_nll": refitted_likelihood.nll,
+        "refit_stderr": refitted_likelihood.stderr,
+        "floor": float(flow.base.floor()),
+    }
+
+
+def independent_nll(dataset: Dataset, split: Split) -> float:
+    """The negative log-likelihood, in nats, of independent features with the training data's frequencies."""
+    table = category_frequencies(dataset.train, dataset.categories)
+    base = FactorisedBase(dataset.features, categories=dataset.categories, probabilities=table)
+    log_table = base.log_table().double()
+    features = torch.arange(dataset.features)
+    total = sum(float(log_table[features, _integers(batch.x)].sum()) for batch in split.batches(2000))
+    return -total / len(split)
+
+
+def _integers(x: Tensor) -> Tensor:
+    return x.cpu().long()

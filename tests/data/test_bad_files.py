@@ -1,0 +1,147 @@
+"""Bad files: every one an error that says the rule, what came and what to do."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xorflow.data import load
+from xorflow.errors import DataError
+
+GOOD = np.arange(40).reshape(20, 2) % 3
+
+
+def refused(path: Path, message: str, **options) -> None:
+    with pytest.raises(DataError, match=message):
+        load(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("array", "options", "message"),
+    [
+        (GOOD - 1, {}, "categories count from 0, but feature 0 holds -1"),
+        (GOOD, {"categories": 2}, r"row \d+, feature \d .* holds 2 where K = 2"),
+        (GOOD + 0.5, {}, r"values must be integers: row 0, feature 0 .* holds 0\.5"),
+        (np.where(GOOD == 2, np.nan, GOOD), {}, "no NaN: row 1, feature 0"),
+        (np.where(GOOD == 2, np.inf, GOOD), {}, "holds inf"),
+        (GOOD.astype(str), {}, "got an array of <U21; encode texts .* or keep them in a .csv"),
+        (GOOD[:0], {}, r"at least one row and one feature, got shape \(0, 2\)"),
+        (GOOD[:, 0], {}, r"shape \(N, D\).* got \(20,\); reshape a single feature to \(N, 1\)"),
+        (GOOD[:1], {}, "the split needs 3 rows or more, 1 to train, 1 to validate and 1 to test, got 1"),
+        (GOOD[:2], {}, "needs 3 rows or more"),
+        (GOOD, {"validation": 10, "test": 10}, "needs 21 rows or more"),
+        (GOOD, {"validation": 1.0}, r"a fraction in \[0, 1\) or a number of rows, got 1\.0"),
+        (GOOD, {"test": -1}, r"a fraction in \[0, 1\)"),
+        (GOOD, {"test": True}, r"got True"),
+        (GOOD * [1, 0] + [0, 5], {}, r"1 of 2 are constant: first feature 1 \(from 0\), always 5; drop them"),
+        (GOOD * 10**6, {}, "more than 65536 categories; re-code it"),
+        (GOOD, {"categories": (3, 3, 3)}, "one for each of 2 columns, got 3"),
+        (GOOD, {"categories": 1}, "at least two categories"),
+        (GOOD, {"seed": -1}, r"seed .* must lie in 0\.\.2\^64 - 1"),
+    ],
+)
+def test_bad_arrays(tmp_path: Path, array: np.ndarray, options: dict, message: str) -> None:
+    np.save(tmp_path / "x.npy", array)
+    refused(tmp_path / "x.npy", message, **options)
+
+
+def test_stated_categories_allow_a_constant_column(tmp_path: Path, write: Callable[[str, str], Path]) -> None:
+    np.save(tmp_path / "x.npy", GOOD * [1, 0])
+    assert load(tmp_path / "x.npy", categories=3).categories == (3, 3)
+    assert load(write("x.csv", "0,1\n1,1\n0,1\n"), categories=2).categories == (2, 2)
+
+
+def test_truncated_and_altered_npy(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, GOOD)
+    whole = path.read_bytes()
+    for end in (1, 5, 50, 127, 128, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        refused(path, "truncated, damaged")
+    path.write_bytes(whole.replace(b"(20, 2)", b"(30, 2)"))
+    refused(path, "truncated, damaged")
+    path.write_bytes(b"no array at all")
+    refused(path, "truncated, damaged")
+
+
+def test_claims_of_absurd_size_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (900000000000000, 2), }"
+    header += b" " * (118 - len(header) - 1) + b"\n"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(64))
+    refused(path, "truncated, damaged")
+
+
+def test_truncated_and_altered_npz(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, x=GOOD)
+    whole = path.read_bytes()
+    for data in (whole[:100], whole[:-30], whole[:60] + b"\xff\x00\xff" + whole[63:]):
+        path.write_bytes(data)
+        refused(path, "truncated, damaged")
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    objects = np.array([[{}, 1], [2, 3]], dtype=object)
+    np.save(tmp_path / "x.npy", objects, allow_pickle=True)
+    np.savez(tmp_path / "x.npz", x=objects)
+    (tmp_path / "y.npy").write_bytes(pickle.dumps([[0, 1]]))
+    for name in ("x.npy", "x.npz", "y.npy"):
+        refused(tmp_path / name, "unpickling can run code")
+
+
+def test_npz_with_the_wrong_arrays(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, a=GOOD, b=GOOD)
+    refused(path, "one named 'x', .* it holds 'a', 'b'")
+    np.savez(path)
+    refused(path, "it holds none")
+    np.savez(path, train=GOOD, valid=GOOD)
+    refused(path, "may hold 'validation' and 'test', got valid")
+    np.savez(path, train=GOOD, test=GOOD[:, :1])
+    refused(path, "rows of one shape")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n3\n", "as many cells as the first, 2: .*line 3 has 1"),
+        ("1,2\n3,4\n5,6,7\n", "line 3 has 3"),
+        ("a,b\n1,x\n2,\n1,y\n", "every cell needs a value: .*line 3, column 'b' is empty"),
+        ("1,x\n2,  \n1,y\n", "line 2, column 2 is empty"),
+        ('a,b\n"1\n",x\n2,\n1,y\n', "line 4, column 'b' is empty"),
+        ("a,b\n1,2\n\n3,4\n", "line 3 is blank but more rows follow"),
+        ("a,a\n1,2\n2,1\n", "uses a name twice: a; rename"),
+        (",a\n1,2\n2,1\n", "header of .* has none for column 1"),
+        ("a,b\n", "only a header, a,b"),
+        ("\n\n", "at least one row, got none"),
+        ("a,b\n1,2\n", "needs 3 rows or more"),
+        ("a,b\n1,x\n1,y\n1,x\n", "1 of 2 are constant: first column 'a', always 1"),
+        ("a;b\n1;2\n2;1\n", "separated by commas: .*line 1 has 'a;b'"),
+        ('a,b\n1,"2\n2,1\n', "no valid CSV .* truncated within quotes"),
+    ],
+)
+def test_bad_csv(write: Callable[[str, str], Path], text: str, message: str) -> None:
+    refused(write("x.csv", text), message)
+
+
+def test_csv_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes("a,b\né,1\n".encode("latin-1"))
+    refused(path, "must be UTF-8 text: .* byte 4 is not; save it as UTF-8")
+
+
+def test_a_column_of_identifiers_is_refused(write: Callable[[str, str], Path]) -> None:
+    path = write("x.csv", "\n".join(f"id{n},{n % 2}" for n in range(2**16 + 1)))
+    refused(path, "column 1 has 65537 different values")
+
+
+def test_paths(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("1")
+    (tmp_path / "x.csv").touch()
+    refused(tmp_path, "is a folder; name one file in it")
+    refused(tmp_path / "x.txt", r"data files end in \.npy, \.npz, \.csv, got .*x\.txt")
+    refused(tmp_path / "none.npy", "does not exist")
+    refused(tmp_path / "x.csv", r"is empty \(0 bytes\)")

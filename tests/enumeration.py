@@ -1,0 +1,176 @@
+"""References by brute force: every x, every u, plain sums."""
+
+import itertools
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+import torch
+import zoo
+from torch import Tensor
+
+from xorflow.conditioners import MADE, Conditioner
+from xorflow.flows import Flow, LatentFlow, Point, SampleNoise
+from xorflow.flows.nodes import Nodes
+
+
+def all_states(sizes) -> Tensor:
+    """Every state (X, D)."""
+    return torch.tensor(list(itertools.product(*map(range, sizes))), dtype=torch.int64).reshape(-1, len(sizes))
+
+
+def all_choices(flow: LatentFlow, stop: int | None = None) -> Tensor:
+    """Every value of all choices of the layers before `stop`, (T, L', D)."""
+    layers = list(flow.layers)[:stop]
+    sizes = [k for layer in layers for k in layer.transform.choices.sizes]
+    return all_states(sizes).reshape(-1, len(layers), flow.features)
+
+
+@dataclass(frozen=True)
+class Joint:
+    """All that a latent flow says about all x and all u.
+
+    Attributes:
+        x: every state (X, D).
+        u: every value of all choices (T, L, D).
+        log_p_u: log p(u given x), (T, X).
+        rewards: log p_Y(y) of each feature, (T, X, D).
+        y: where u takes x, computed on integers, (T, X, D).
+    """
+
+    x: Tensor
+    u: Tensor
+    log_p_u: Tensor
+    rewards: Tensor
+    y: Tensor
+
+    @cached_property
+    def log_p(self) -> Tensor:
+        return torch.logsumexp(self.log_p_u + self.rewards.sum(-1), 0)
+
+    @cached_property
+    def bound(self) -> Tensor:
+        """E[log p_Y] under p(u given x), (X,)."""
+        return (self.log_p_u.exp() * self.rewards.sum(-1)).sum(0)
+
+    @cached_property
+    def total(self) -> float:
+        """The sum of p(x) over all x."""
+        return float(self.log_p.exp().sum())
+
+
+def joint(flow: LatentFlow) -> Joint:
+    """Sum nothing out: the nodes' log-probabilities from `run`, the states and rewards on integers."""
+    x, u = all_states(flow.states.sizes), all_choices(flow)
+    context = zoo.context(flow)
+    trace = flow.run(flow.encode(x), draws=u[:, None], context=context)
+    y = x.expand(len(u), -1, -1)
+    for index, layer in enumerate(flow.layers):
+        y = layer.transform.to_base(y, u[:, None, index].expand_as(y))
+    assert torch.equal(flow.states.decode(trace.end.state), y)
+    log_p_u = trace.log_p().sum((-1, -2)).expand(len(u), len(x))
+    return Joint(x, u, log_p_u, base_table_lookup(flow, y), y)
+
+
+@cache
+def enumerated(name: str) -> Joint:
+    """The joint of a member of the zoo, without graph, computed once."""
+    with torch.no_grad():
+        return joint(zoo.make(name))
+
+
+def base_table_lookup(flow: LatentFlow | Flow, y: Tensor) -> Tensor:
+    """log p_d(y_d) for integers y (..., D)."""
+    return flow.base.log_table()[torch.arange(flow.features), y]
+
+
+def plain_probabilities(net: MADE, x: Tensor) -> np.ndarray:
+    """p(u given x) of a MADE on the running state for integers x (N, D), in numpy, (N, D, U)."""
+    width = net.states.width
+    flat = x.numpy() if net.states.binary else np.eye(width)[x.numpy()].reshape(len(x), -1)
+    hidden = flat.astype(np.float64)
+    linears = [layer for layer in net.net if hasattr(layer, "weight")]
+    for index, layer in enumerate(linears):
+        hidden = hidden @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
+        hidden = np.maximum(hidden, 0) if index < len(linears) - 1 else hidden
+    if net.skip is not None:
+        hidden = hidden + flat @ net.skip.weight.detach().numpy().T
+    if net.choices.binary:
+        return np.stack([1 / (1 + np.exp(hidden)), 1 / (1 + np.exp(-hidden))], -1)
+    weights = np.exp(hidden.reshape(len(x), net.features, -1)) * net.choices.valid().numpy()
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def plain_base(flow: LatentFlow) -> np.ndarray:
+    """p_d(k), (D, K), in numpy, from the base's parameters."""
+    logits = flow.base.logits.detach().numpy().astype(np.float64)
+    if flow.states.binary:
+        return np.stack([1 / (1 + np.exp(logits)), 1 / (1 + np.exp(-logits))], -1)
+    weights = np.exp(logits) * flow.states.valid().numpy()
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def visiting_order(net: Conditioner) -> list[int]:
+    """The order in which a layer can be inverted feature by feature."""
+    if net.order is not None:
+        return list(net.order)
+    assert net.mask is not None
+    return [*net.mask.nonzero()[:, 0].tolist(), *(~net.mask).nonzero()[:, 0].tolist()]
+
+
+def sequential_sample(flow: LatentFlow | Flow, y: Tensor, noise: Tensor | None, context: Tensor | None) -> Tensor:
+    """Integers x from integers y (N, D), one feature after the other; greedy choices if there is no noise."""
+    if flow.is_chain:
+        return _sequential_chain(flow, y, noise, context)
+    for index in reversed(range(flow.depth)):
+        y = _sequential_layer(flow, index, y, None if noise is None else noise[:, index], context)
+    return y
+
+
+def _sequential_layer(flow, index: int, y: Tensor, noise: Tensor | None, context: Tensor | None) -> Tensor:
+    """D passes of one layer's network; what is not yet known holds its highest value, which must not matter."""
+    layer = flow.layers[index]
+    x, u = _highest(flow.states, y), _highest(layer.transform.choices, y)
+    for d in visiting_order(layer.conditioner):
+        state = flow.encode(x)
+        own = layer.transform.choices.encode(u, flow.dtype)
+        nodes = layer.generator_nodes(Point(state, state, None, index), context, own)
+        u[:, d] = _choose(layer, nodes, noise)[:, d]
+        x[:, d] = layer.transform.to_data(y, u)[:, d]
+    return x
+
+
+def _sequential_chain(flow, y: Tensor, noise: Tensor | None, context: Tensor | None) -> Tensor:
+    """D x L passes: for each feature in the shared order, all layers, then x."""
+    x = _highest(flow.states, y)
+    us = [_highest(layer.transform.choices, y) for layer in flow.layers]
+    for d in visiting_order(flow.layers[0].conditioner):
+        for index, layer in enumerate(flow.layers):
+            nodes = layer.generator_nodes(*_chain_inputs(flow, x, us, index, context))
+            us[index][:, d] = _choose(layer, nodes, None if noise is None else noise[:, index])[:, d]
+        back = y
+        for layer, u in zip(reversed(flow.layers), reversed(us), strict=True):
+            back = layer.transform.to_data(back, u)
+        x[:, d] = back[:, d]
+    return x
+
+
+def _chain_inputs(flow, x: Tensor, us: list[Tensor], index: int, context: Tensor | None):
+    state = x
+    for layer, u in zip(list(flow.layers)[:index], us, strict=False):
+        state = layer.transform.to_base(state, u)
+    coded = [layer.transform.choices.encode(u, flow.dtype) for layer, u in zip(flow.layers, us, strict=True)]
+    previous = coded[index - 1] if index else None
+    return Point(flow.encode(x), flow.encode(state), previous, index), context, coded[index]
+
+
+def _highest(alphabet, like: Tensor) -> Tensor:
+    return (torch.tensor(alphabet.sizes) - 1).expand_as(like).clone()
+
+
+def _choose(layer, nodes: Nodes, noise: Tensor | None) -> Tensor:
+    return layer.transform.choices.decode(nodes.mode() if noise is None else nodes.sample(noise))
+
+
+def draw_noise(flow: LatentFlow | Flow, count: int, seed: int = 0) -> SampleNoise:
+    return SampleNoise.draw(flow, torch.Size([count]), torch.Generator().manual_seed(seed))

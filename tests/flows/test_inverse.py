@@ -1,0 +1,77 @@
+"""The deterministic reading is a bijection, and its inverse is exact (SPEC 7: 8)."""
+
+import pytest
+import torch
+import zoo
+from enumeration import all_states, sequential_sample
+
+import xorflow as xf
+from xorflow.flows.sampling import invert
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_every_state_comes_back(name):
+    flow = zoo.make(name).greedy()
+    x = all_states(flow.states.sizes)
+    context = zoo.rows_of_context(flow, len(x))
+    y = flow.to_base(x, context)
+    assert torch.equal(torch.unique(y, dim=0), x)  # a permutation: every state is reached once
+    assert torch.equal(flow.to_data(y, context), x)
+    assert torch.equal(flow.to_base(flow.to_data(x, context), context), x)
+    assert y.dtype == torch.int64
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_the_inverse_is_that_of_one_feature_at_a_time(name):
+    flow = zoo.make(name).greedy()
+    y = all_states(flow.states.sizes)
+    context = zoo.rows_of_context(flow, len(y))
+    assert torch.equal(flow.to_data(y, context), sequential_sample(flow, y, None, context))
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_a_single_row_comes_back(name):
+    flow = zoo.make(name).greedy()
+    x = all_states(flow.states.sizes)[-1:]
+    context = zoo.context(flow)
+    assert torch.equal(flow.to_data(flow.to_base(x, context), context), x)
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_greedy_takes_the_most_probable_choice_of_each_layer(name):
+    """Also in layers that see their own u: each choice is the most probable one given the greedy ones before it."""
+    flow = zoo.make(name)
+    x = flow.encode(all_states(flow.states.sizes))
+    trace = flow.run(x, draws="greedy", context=zoo.context(flow))
+    for index, nodes in enumerate(trace.generator):
+        assert torch.equal(trace.u[:, index], nodes.log_probs().argmax(-1).expand(len(x), -1))
+
+
+def test_the_greedy_reading_shares_the_weights():
+    flow = zoo.make("D3 depth 2 reversed")
+    greedy = flow.greedy()
+    assert list(map(id, greedy.parameters())) == list(map(id, flow.parameters()))
+    assert isinstance(greedy, xf.Flow)
+    assert not isinstance(greedy, xf.LatentFlow)
+
+
+def test_ten_thousand_images_come_back_through_eight_layers():
+    torch.manual_seed(0)
+    layers = [xf.Layer(xf.MADE(784, (64,), order=f"random:{seed}")) for seed in range(8)]
+    flow = xf.Flow(layers, xf.FactorisedBase(784))
+    x = xf.data.mnist().test.values
+    assert x.shape == (10_000, 784)
+    y = flow.to_base(x)
+    assert float((y != x).double().mean()) > 0.1  # and it was no identity
+    assert torch.equal(flow.to_data(y), x.long())
+
+
+def test_what_never_settles_is_an_error(monkeypatch):
+    """A network that sees what it must not: the inverse refuses to return something wrong."""
+    monkeypatch.setattr("xorflow.flows.stack.check_normalised", lambda _: None)
+    flow = xf.Flow([xf.Layer(xf.MADE(1, (), sees={"state": "up to"}))], xf.FactorisedBase(1))
+    with torch.no_grad():
+        flow.layers[0].conditioner.net[-1].weight.fill_(2.0)
+        flow.layers[0].conditioner.net[-1].bias.fill_(-1.0)  # u = x: no x leads to y = 1
+    with pytest.raises(AssertionError, match="settles"):
+        invert(flow, torch.ones(1, 1), "greedy", None)

@@ -1,0 +1,180 @@
+"""Small instances of everything. Whoever adds one line here gets every property test for it.
+
+All members are small enough to be enumerated: each state x, and each value of all choices u. They are in float64,
+their weights are four times the usual (so that no probability is trivially near one half), and their bases
+differ from feature to feature (with a uniform base even a wrong model sums to one).
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from xorflow import MADE, MLP, Coupling, FactorisedBase, LatentFlow, Layer, ModularAffine
+from xorflow.conditioners import Conditioner
+
+Categories = int | Sequence[int]
+CHAIN = {"previous": "up to", "own": "before"}
+OWN = {"state": "before", "own": "before"}
+
+
+def flow(*layers: Layer, learned: bool = False) -> LatentFlow:
+    """The layers on a base with its own probabilities for each feature."""
+    states = layers[0].transform.states
+    scores = torch.randn(states.features, states.width, dtype=torch.float64)
+    table = scores.masked_fill(~states.valid(), -torch.inf).softmax(-1)
+    base = FactorisedBase(states.features, categories=states.sizes, probabilities=table, learned=learned)
+    return LatentFlow(layers, base)
+
+
+def made(features: int, order: str | Sequence[int] = "natural", hidden: Sequence[int] = (8,), **options) -> Layer:
+    return Layer(MADE(features, hidden, order=order, **options))
+
+
+def affine(features: int, categories: Categories, order: str = "natural", **options) -> Layer:
+    sizes = (categories,) * features if isinstance(categories, int) else tuple(categories)
+    transform = ModularAffine(sizes, options.pop("scales", None))
+    net = MADE(features, (8,), order=order, categories=sizes, choices=transform.choices.sizes, **options)
+    return Layer(net, transform)
+
+
+def coupling(features: int, mask: str = "halves", flip: bool = False, **options) -> Layer:
+    return Layer(Coupling(features, (8,), mask=mask, flip=flip, **options))
+
+
+def inferred(layer: Layer, sees: Sequence[str] = ("x", "state")) -> Layer:
+    """The layer with a posterior that sees everything."""
+    net: Conditioner = layer.conditioner
+    options = {"categories": net.states.sizes, "choices": net.choices.sizes, "context": net.context_features}
+    return Layer(net, layer.transform, MLP(net.features, (8,), sees=sees, **options))
+
+
+def chain(features: int, depth: int, order: str | Sequence[int] = "natural", **options) -> list[Layer]:
+    """The paper's own multi-layer model: the first layer sees x, each later one the choice of the one before."""
+    first = made(features, order, sees={"x": "before"}, **options)
+    return [first, *(made(features, order, sees=CHAIN, **options) for _ in range(depth - 1))]
+
+
+MEMBERS: dict[str, Callable[[], LatentFlow]] = {
+    # depth 1, xor
+    "D1": lambda: flow(made(1)),
+    "D2": lambda: flow(made(2)),
+    "D3 reversed": lambda: flow(made(3, "reversed")),
+    "D4 random": lambda: flow(made(4, "random:3", (12,))),
+    "D5 explicit, two hidden layers": lambda: flow(made(5, (3, 0, 4, 1, 2), (16, 16))),
+    "D3 linear": lambda: flow(made(3, "random:1", ())),
+    "D4 direct": lambda: flow(made(4, "reversed", (8,), direct=True)),
+    "D3 narrow": lambda: flow(made(3, "natural", (1,), direct=True)),
+    "D3 learned base": lambda: flow(made(3), learned=True),
+    "D3 context": lambda: flow(made(3, "reversed", (8,), context=2)),
+    "D2 linear, context": lambda: flow(made(2, hidden=(), context=3)),
+    "D4 own": lambda: flow(made(4, "random:5", sees=OWN)),
+    "D3 x": lambda: flow(made(3, sees={"x": "before"})),
+    "D3 posterior": lambda: flow(inferred(made(3))),
+    # depth 1, K > 2 and mixed
+    "K3 D1": lambda: flow(made(1, categories=3)),
+    "K3 D3": lambda: flow(made(3, "reversed", categories=3)),
+    "K4 D2": lambda: flow(made(2, categories=4, direct=True)),
+    "K5 D2": lambda: flow(made(2, "reversed", categories=5)),
+    "K 2, 3, 4": lambda: flow(made(3, "random:2", (12,), categories=(2, 3, 4))),
+    "K 3, 1, 2 own": lambda: flow(made(3, categories=(3, 1, 2), sees=OWN)),
+    "K3 context, learned base": lambda: flow(made(2, categories=3, context=1), learned=True),
+    "K3 posterior": lambda: flow(inferred(made(2, categories=3))),
+    # location and scale
+    "affine K2": lambda: flow(affine(3, 2)),
+    "affine K3": lambda: flow(affine(2, 3)),
+    "affine K4": lambda: flow(affine(2, 4, "reversed")),
+    "affine K5": lambda: flow(affine(2, 5)),
+    "affine K5 scales 1, 4": lambda: flow(affine(2, 5, scales=(4,))),
+    "affine K 2, 3, 4": lambda: flow(affine(3, (2, 3, 4))),
+    "affine K3 posterior": lambda: flow(inferred(affine(2, 3))),
+    # coupling
+    "coupling D2": lambda: flow(coupling(2)),
+    "coupling D5 halves": lambda: flow(coupling(5), coupling(5, flip=True)),
+    "coupling D4 checkerboard": lambda: flow(coupling(4, "checkerboard", shape=(2, 2))),
+    "coupling D4 random": lambda: flow(coupling(4, "random:1"), coupling(4, "random:1", flip=True)),
+    "coupling D3 alternate, context": lambda: flow(coupling(3, "alternate", context=2)),
+    "coupling K 2, 3, 4": lambda: flow(coupling(3, categories=(2, 3, 4))),
+    "coupling K3 twice": lambda: flow(coupling(2, categories=3), coupling(2, categories=3, flip=True)),
+    # several layers on the running state
+    "D1 depth 2": lambda: flow(made(1), made(1)),
+    "D3 depth 2 reversed": lambda: flow(made(3), made(3, "reversed")),
+    "D4 depth 2 random": lambda: flow(made(4, "random:1"), made(4, "random:2")),
+    "D3 depth 2 one order": lambda: flow(made(3, (1, 2, 0)), made(3, (1, 2, 0))),
+    "D2 depth 3": lambda: flow(made(2), made(2, "reversed"), made(2, hidden=())),
+    "D3 depth 3": lambda: flow(made(3, "random:1"), made(3, "reversed"), made(3, "random:2")),
+    "D2 depth 8": lambda: flow(*(made(2, ("natural", "reversed")[i % 2]) for i in range(8))),
+    "D3 depth 2 own": lambda: flow(made(3, sees=OWN), made(3, "reversed", sees=OWN)),
+    "D3 depth 2 own first": lambda: flow(made(3, "reversed", sees=OWN), made(3)),
+    "D2 depth 2 context": lambda: flow(made(2, context=2), made(2, "reversed", context=2)),
+    "D3 depth 2 posterior": lambda: flow(inferred(made(3)), inferred(made(3, "reversed"), ("x", "previous"))),
+    "D3 depth 2 learned base": lambda: flow(made(3), made(3, "reversed"), learned=True),
+    "made and coupling": lambda: flow(made(3, "random:4"), coupling(3)),
+    "K3 depth 2": lambda: flow(made(2, categories=3), made(2, "reversed", categories=3)),
+    "K 2, 3 depth 3": lambda: flow(*(made(2, o, categories=(2, 3)) for o in ("natural", "reversed", "natural"))),
+    "affine K3 depth 2": lambda: flow(affine(2, 3), made(2, "reversed", categories=3)),
+    # chains
+    "chain D3 depth 2": lambda: flow(*chain(3, 2)),
+    "chain D2 depth 3": lambda: flow(*chain(2, 3, "reversed")),
+    "chain D3 depth 3": lambda: flow(*chain(3, 3, (2, 0, 1))),
+    "chain K3 depth 2": lambda: flow(*chain(2, 2, categories=3)),
+    "chain summable": lambda: flow(
+        made(3, "reversed", sees={"x": "before", "own": "before"}), made(3, "reversed", sees={"previous": "up to"})
+    ),
+    "chain sees all that it may": lambda: flow(
+        made(2, sees=OWN),
+        made(2, sees={"x": "before", "state": "before", **CHAIN}),
+        made(2, sees={"x": "before", "state": "before", "previous": "up to"}),
+    ),
+    "chain context": lambda: flow(*chain(2, 2, "reversed", context=2)),
+    "chain posterior": lambda: flow(*(inferred(layer, ("x", "previous")) for layer in chain(2, 2))),
+}  # fmt: skip
+
+
+def make(name: str) -> LatentFlow:
+    """A fresh member, the same every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(zlib.crc32(name.encode()))
+        return sharpen(MEMBERS[name]()).double()
+
+
+def sharpen(flow: LatentFlow) -> LatentFlow:
+    """Weights and biases of all networks times four."""
+    with torch.no_grad():
+        for parameter in flow.layers.parameters():
+            parameter.mul_(4)
+    return flow
+
+
+def names(condition: Callable[[LatentFlow], bool] = lambda _: True) -> list[str]:
+    """The members that satisfy a condition (which must not change them)."""
+    return [name for name in MEMBERS if condition(_prototype(name))]
+
+
+_prototype = cache(make)
+
+
+def context(flow: LatentFlow) -> Tensor | None:
+    """A fixed context (1, C) for a member that sees one."""
+    count = flow.context_features
+    return torch.linspace(-1.0, 2.0, count, dtype=torch.float64)[None] if count else None
+
+
+def rows_of_context(flow: LatentFlow, rows: int) -> Tensor | None:
+    """The same context for each of some rows, (rows, C)."""
+    found = context(flow)
+    return None if found is None else found.expand(rows, -1)
+
+
+def closed_form(flow: LatentFlow) -> bool:
+    return flow.has_closed_form
+
+
+def binary(flow: LatentFlow) -> bool:
+    return flow.states.binary
+
+
+def summable(flow: LatentFlow) -> bool:
+    return flow.last_layer_summable
