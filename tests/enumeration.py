@@ -6,9 +6,9 @@ from functools import cache, cached_property
 
 import numpy as np
 import torch
-import zoo
 from torch import Tensor
 
+import zoo
 from xorflow.conditioners import MADE, Conditioner
 from xorflow.flows import Flow, LatentFlow, Point, SampleNoise
 from xorflow.flows.nodes import Nodes
@@ -16,14 +16,15 @@ from xorflow.flows.nodes import Nodes
 
 def all_states(sizes) -> Tensor:
     """Every state (X, D)."""
-    return torch.tensor(list(itertools.product(*map(range, sizes))), dtype=torch.int64).reshape(-1, len(sizes))
+    states = list(itertools.product(*map(range, sizes)))
+    return torch.tensor(states, dtype=torch.int64).reshape(len(states), len(sizes))
 
 
 def all_choices(flow: LatentFlow, stop: int | None = None) -> Tensor:
     """Every value of all choices of the layers before `stop`, (T, L', D)."""
     layers = list(flow.layers)[:stop]
     sizes = [k for layer in layers for k in layer.transform.choices.sizes]
-    return all_states(sizes).reshape(-1, len(layers), flow.features)
+    return all_states(sizes).unflatten(-1, (len(layers), flow.features))
 
 
 @dataclass(frozen=True)
@@ -84,20 +85,34 @@ def base_table_lookup(flow: LatentFlow | Flow, y: Tensor) -> Tensor:
     return flow.base.log_table()[torch.arange(flow.features), y]
 
 
+def gradient(value: Tensor, parameters: list[Tensor]) -> Tensor:
+    """d value / d parameters, as one vector; the graph is kept for another."""
+    found = torch.autograd.grad(
+        value, parameters, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return torch.cat([part.flatten() for part in found])
+
+
 def plain_probabilities(net: MADE, x: Tensor) -> np.ndarray:
-    """p(u given x) of a MADE on the running state for integers x (N, D), in numpy, (N, D, U)."""
-    width = net.states.width
-    flat = x.numpy() if net.states.binary else np.eye(width)[x.numpy()].reshape(len(x), -1)
-    hidden = flat.astype(np.float64)
-    linears = [layer for layer in net.net if hasattr(layer, "weight")]
+    """p(u given x) of a MADE on the running state for integers x (N, D), in numpy, (N, D, U).
+
+    The network holds its inputs and outputs in the order in which features are visited.
+    """
+    order = list(net.order or ())
+    visited = x.numpy()[:, order]
+    coded = visited if net.states.binary else np.eye(net.states.width)[visited].reshape(len(x), -1)
+    hidden = coded.astype(np.float64)
+    linears = [layer for layer in net.net if isinstance(layer, torch.nn.Linear)]
     for index, layer in enumerate(linears):
         hidden = hidden @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
         hidden = np.maximum(hidden, 0) if index < len(linears) - 1 else hidden
     if net.skip is not None:
-        hidden = hidden + flat @ net.skip.weight.detach().numpy().T
+        hidden = hidden + coded @ net.skip.weight.detach().numpy().T
+    logits = np.empty((len(x), net.features, net.choices.flat // net.features))
+    logits[:, order] = hidden.reshape(logits.shape)
     if net.choices.binary:
-        return np.stack([1 / (1 + np.exp(hidden)), 1 / (1 + np.exp(-hidden))], -1)
-    weights = np.exp(hidden.reshape(len(x), net.features, -1)) * net.choices.valid().numpy()
+        return np.concatenate([1 / (1 + np.exp(logits)), 1 / (1 + np.exp(-logits))], -1)
+    weights = np.exp(logits) * net.choices.valid().numpy()
     return weights / weights.sum(-1, keepdims=True)
 
 
@@ -118,7 +133,9 @@ def visiting_order(net: Conditioner) -> list[int]:
     return [*net.mask.nonzero()[:, 0].tolist(), *(~net.mask).nonzero()[:, 0].tolist()]
 
 
-def sequential_sample(flow: LatentFlow | Flow, y: Tensor, noise: Tensor | None, context: Tensor | None) -> Tensor:
+def sequential_sample(
+    flow: LatentFlow | Flow, y: Tensor, noise: Tensor | None, context: Tensor | None
+) -> Tensor:
     """Integers x from integers y (N, D), one feature after the other; greedy choices if there is no noise."""
     if flow.is_chain:
         return _sequential_chain(flow, y, noise, context)
@@ -128,7 +145,7 @@ def sequential_sample(flow: LatentFlow | Flow, y: Tensor, noise: Tensor | None, 
 
 
 def _sequential_layer(flow, index: int, y: Tensor, noise: Tensor | None, context: Tensor | None) -> Tensor:
-    """D passes of one layer's network; what is not yet known holds its highest value, which must not matter."""
+    """D passes of one layer's network; what is not known yet has its highest value."""
     layer = flow.layers[index]
     x, u = _highest(flow.states, y), _highest(layer.transform.choices, y)
     for d in visiting_order(layer.conditioner):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 import zoo
 from enumeration import all_choices, all_states
 

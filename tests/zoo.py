@@ -1,8 +1,8 @@
 """Small instances of everything. Whoever adds one line here gets every property test for it.
 
-All members are small enough to be enumerated: each state x, and each value of all choices u. They are in float64,
-their weights are four times the usual (so that no probability is trivially near one half), and their bases
-differ from feature to feature (with a uniform base even a wrong model sums to one).
+All members are small enough to be enumerated: each state x, and each value of all choices. They are in
+float64, their weights are four times the usual (so that no probability is trivially near one half), and
+their bases differ from feature to feature (with a uniform base even a wrong model sums to one).
 """
 
 import zlib
@@ -29,7 +29,9 @@ def flow(*layers: Layer, learned: bool = False) -> LatentFlow:
     return LatentFlow(layers, base)
 
 
-def made(features: int, order: str | Sequence[int] = "natural", hidden: Sequence[int] = (8,), **options) -> Layer:
+def made(
+    features: int, order: str | Sequence[int] = "natural", hidden: Sequence[int] = (8,), **options
+) -> Layer:
     return Layer(MADE(features, hidden, order=order, **options))
 
 
@@ -52,7 +54,7 @@ def inferred(layer: Layer, sees: Sequence[str] = ("x", "state")) -> Layer:
 
 
 def chain(features: int, depth: int, order: str | Sequence[int] = "natural", **options) -> list[Layer]:
-    """The paper's own multi-layer model: the first layer sees x, each later one the choice of the one before."""
+    """The paper's own deep model: the first layer sees x, each later one the choice of the one before."""
     first = made(features, order, sees={"x": "before"}, **options)
     return [first, *(made(features, order, sees=CHAIN, **options) for _ in range(depth - 1))]
 
@@ -113,7 +115,9 @@ MEMBERS: dict[str, Callable[[], LatentFlow]] = {
     "D3 depth 2 learned base": lambda: flow(made(3), made(3, "reversed"), learned=True),
     "made and coupling": lambda: flow(made(3, "random:4"), coupling(3)),
     "K3 depth 2": lambda: flow(made(2, categories=3), made(2, "reversed", categories=3)),
-    "K 2, 3 depth 3": lambda: flow(*(made(2, o, categories=(2, 3)) for o in ("natural", "reversed", "natural"))),
+    "K 2, 3 depth 3": lambda: flow(
+        *(made(2, order, categories=(2, 3)) for order in ("natural", "reversed", "natural"))
+    ),
     "affine K3 depth 2": lambda: flow(affine(2, 3), made(2, "reversed", categories=3)),
     # chains
     "chain D3 depth 2": lambda: flow(*chain(3, 2)),
@@ -121,7 +125,8 @@ MEMBERS: dict[str, Callable[[], LatentFlow]] = {
     "chain D3 depth 3": lambda: flow(*chain(3, 3, (2, 0, 1))),
     "chain K3 depth 2": lambda: flow(*chain(2, 2, categories=3)),
     "chain summable": lambda: flow(
-        made(3, "reversed", sees={"x": "before", "own": "before"}), made(3, "reversed", sees={"previous": "up to"})
+        made(3, "reversed", sees={"x": "before", "own": "before"}),
+        made(3, "reversed", sees={"previous": "up to"}),
     ),
     "chain sees all that it may": lambda: flow(
         made(2, sees=OWN),

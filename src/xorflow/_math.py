@@ -59,8 +59,8 @@ def enumerate_states(categories: Sequence[int], *, limit: int = ENUMERATION_LIMI
 def philox_raw(seed: int, stream: int, count: int, *, first_block: int = 0) -> np.ndarray:
     """`count` 64-bit words of Philox4x64 with the key (seed, stream), from counter `first_block` (4 words each) on.
 
-    Only raw output is used: its stream is fixed by the algorithm, while those of `numpy.random.Generator` and of torch may change
-    from one version to the next. So these draws are the same on every device, platform and version.
+    Only raw output is used: its stream is fixed by the algorithm, while those of `numpy.random.Generator` and of torch
+    may change from one version to the next. So these draws are the same on every device, platform and version.
     """
     if not (0 <= seed < 2**64 and 0 <= stream < 2**64):
         raise DataError(f"a seed and its stream must lie in 0..2^64 - 1, got {seed} and {stream}")

@@ -67,10 +67,14 @@ class FactorisedBase(nn.Module):
     def _checked(self, probabilities: Tensor) -> Tensor:
         expected = (self.states.features, self.states.width)
         if tuple(probabilities.shape) != expected:
-            raise ModelError(f"base probabilities have shape (D, K) = {expected}, got {tuple(probabilities.shape)}")
+            raise ModelError(
+                f"base probabilities have shape (D, K) = {expected}, got {tuple(probabilities.shape)}"
+            )
         table = probabilities.double() * self.states.valid()
         if not bool((table >= 0).all() & ((table.sum(-1) - 1).abs() < 1e-6).all()):
-            raise ModelError("base probabilities are non-negative and sum to 1 for each feature; these do not")
+            raise ModelError(
+                "base probabilities are non-negative and sum to 1 for each feature; these do not"
+            )
         return table
 
     def log_table(self) -> Tensor:
@@ -94,10 +98,12 @@ class FactorisedBase(nn.Module):
         y = (uniforms.unsqueeze(-1) > cumulative).sum(-1)
         return y.minimum(y.new_tensor(self.states.sizes) - 1)  # rounding may leave a sum just below 1
 
+    @torch.no_grad()
     def floor(self) -> Tensor:
         r"""The least negative log-likelihood of any flow on this base, :math:`-\max_y \log p_Y(y)`, in nats."""
         return -self.log_table().masked_fill(~self.valid, -torch.inf).amax(-1).double().sum()
 
+    @torch.no_grad()
     def entropy(self) -> Tensor:
         """The entropy of y, which is also that of x for every deterministic flow on this base, in nats."""
         table = self.log_table().double()

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from xorflow import _kernels
 from xorflow._math import philox_uniforms
 from xorflow.data import Batch, Split, validate
 from xorflow.errors import ConfigError, DataError
@@ -127,6 +129,8 @@ def importance(
     """
     if samples < 1:
         raise ConfigError(f"importance sampling needs at least one sample, and got samples={samples}")
+    if proposal not in ("p", "q"):
+        raise ConfigError(f"proposal is 'p' (the generator) or 'q' (the posterior), and got {proposal!r}")
     stop = flow.depth - 1 if sum_last and flow.last_layer_summable else flow.depth
     total = len(data)
     per_row = max(stop, 1) * flow.features
@@ -165,12 +169,18 @@ def _noise(
 ) -> Tensor:
     """Uniforms (S', B, L', D): a window of one array (S, N, L', D) that does not depend on how it is cut."""
     per_row = layers * flow.features
-    found = torch.empty(drawn[1], rows[1], layers, flow.features)
-    for s in range(drawn[1] if per_row else 0):
-        start = ((drawn[0] + s) * total + rows[0]) * per_row
-        uniforms = philox_uniforms(seed, _IMPORTANCE_STREAM, start, rows[1] * per_row)
-        found[s] = torch.from_numpy(uniforms).reshape(rows[1], layers, flow.features)
-    return found.to(flow.device, flow.dtype)
+    count, first = rows[1] * per_row, (drawn[0] * total + rows[0]) * per_row
+    shape = (drawn[1], rows[1], layers, flow.features)
+    if not per_row:
+        return torch.empty(shape, device=flow.device, dtype=flow.dtype)
+    if flow.device.type == "cuda" and _kernels.available():
+        windows = (first, total * per_row)
+        uniforms = _kernels.philox_uniforms(seed, _IMPORTANCE_STREAM, windows, drawn[1], count, flow.device)
+        return uniforms.reshape(shape).to(flow.dtype)
+    found = np.empty((drawn[1], count), dtype=np.float32)
+    for s in range(drawn[1]):
+        found[s] = philox_uniforms(seed, _IMPORTANCE_STREAM, first + s * total * per_row, count)
+    return torch.from_numpy(found).reshape(shape).to(flow.device, flow.dtype)
 
 
 class _StreamedWeights:
@@ -205,7 +215,9 @@ def _batches(
         return
     x = validate(data, flow.states.sizes)
     if x.ndim != 2:
-        raise DataError(f"a likelihood takes rows, a table (N, D), and got shape {tuple(x.shape)}; reshape it")
+        raise DataError(
+            f"a likelihood takes rows, a table (N, D), and got shape {tuple(x.shape)}; reshape it"
+        )
     for first in range(0, len(x), batch_size):
         part = slice(first, first + batch_size)
         yield Batch(x[part].to(flow.device), _context(flow, None if context is None else context[part]))

@@ -54,7 +54,9 @@ class Transform(nn.Module, ABC):
         u = torch.arange(u_max)[:, None, None].expand(u_max, k_max, d)
         x = torch.arange(k_max)[None, :, None].expand(u_max, k_max, d)
         real = (u < torch.tensor(self.choices.sizes)) & (x < torch.tensor(self.states.sizes))
-        table = torch.where(real, apply(x, torch.where(real, u, 0)), x).permute(2, 0, 1)  # padding stays where it is
+        table = torch.where(real, apply(x, torch.where(real, u, 0)), x).permute(
+            2, 0, 1
+        )  # padding stays where it is
         alike = len(set(self.states.sizes)) == 1 and len(set(self.choices.sizes)) == 1
         return table[:1].clone() if alike else table.contiguous()
 
@@ -62,9 +64,10 @@ class Transform(nn.Module, ABC):
         r"""The multilinear form on encoded states: :math:`y_j = \sum_u u_u\, x_{t_u(j)}`; exact on integers."""
         return self._multilinear(x, u, self.to_data_table)
 
-    def relaxed_to_data(self, y: Tensor, u: Tensor) -> Tensor:
-        """The inverse direction of `relaxed_to_base` for a hard `u`."""
-        return self._multilinear(y, u, self.to_base_table)
+    def relaxed_to_data(self, y: Tensor, u: Tensor, features: Tensor | None = None) -> Tensor:
+        """The inverse direction of `relaxed_to_base` for a hard `u`, for all or for some `features`."""
+        table = self.to_base_table
+        return self._multilinear(y, u, table if features is None or len(table) == 1 else table[features])
 
     def _multilinear(self, x: Tensor, u: Tensor, source: Tensor) -> Tensor:
         if self.states.binary:  # xor: any |x - u| or (x + u) % 2 has the wrong slope

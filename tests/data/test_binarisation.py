@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xorflow.data import binarise
 from xorflow._math import philox_raw
+from xorflow.data import binarise
 from xorflow.data.binarisation import shuffled
 from xorflow.errors import DataError
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-import zoo
-from enumeration import all_states, draw_noise, enumerated, visiting_order
 from torch import Tensor
 
+import zoo
+from enumeration import all_states, draw_noise, enumerated, visiting_order
 from xorflow import DataError, Intractable, ModelError
 from xorflow.flows import GREEDY
 from xorflow.flows.sampling import complete

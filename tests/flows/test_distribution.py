@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-import zoo
-from enumeration import all_states, enumerated
 from torch.distributions import Distribution
 
+import zoo
+from enumeration import all_states, enumerated
 from xorflow import MADE, DataError, FactorisedBase, Intractable, LatentFlow, Layer, ModelError
 
 
@@ -76,7 +76,9 @@ def test_integers_come_out(name):
 def test_integers_of_any_type_come_in(dtype):
     flow = zoo.make("D4 random")
     x = all_states((2,) * 4)
-    torch.testing.assert_close(flow().log_prob(x.to(dtype)), enumerated("D4 random").log_p, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        flow().log_prob(x.to(dtype)), enumerated("D4 random").log_p, rtol=0, atol=1e-12
+    )
     assert torch.equal(flow().log_prob(np.asarray(x)), flow().log_prob(x))
     assert torch.equal(flow().log_prob(x.tolist()), flow().log_prob(x))
 

@@ -1,10 +1,10 @@
-"""Negative controls: models that break a rule are caught, and would indeed not sum to one (SPEC 7: 2, 3, 4)."""
+"""Negative controls: models that break a rule are caught, and would indeed not sum to one."""
 
 import pytest
 import torch
+
 import zoo
 from enumeration import joint
-
 from xorflow import MADE, FactorisedBase, Flow, LatentFlow, Layer, ModelError
 from xorflow.conditioners import Conditioner, MaskedLinear, Source
 
@@ -72,7 +72,7 @@ def test_a_broken_rule_is_refused(rule):
 @pytest.mark.parametrize("rule", BROKEN)
 def test_a_broken_rule_does_not_sum_to_one(rule):
     # some weights happen to break it little, so take the worst of a few draws of them
-    assert max(off_by(built(*BROKEN[rule](), seed=seed)) for seed in range(3)) > THRESHOLD.get(rule, 1e-3)
+    assert max(off_by(built(*BROKEN[rule](), seed=seed)) for seed in range(10)) > THRESHOLD.get(rule, 1e-3)
 
 
 def test_the_paper_chain_is_normalised_with_its_legal_sets():

@@ -1,15 +1,15 @@
-"""The rules of legality against their reason: a model is normalised if it can be scheduled (SPEC 1.0 - 1.3)."""
+"""The rules of legality against their reason: a model is normalised if it can be scheduled."""
 
 import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
-import zoo
-from enumeration import joint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zoo
+from enumeration import joint
 from xorflow import ModelError
 from xorflow.conditioners import Dependence, Source
 from xorflow.flows.legality import check_normalised

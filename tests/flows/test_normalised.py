@@ -1,10 +1,10 @@
-"""Every member of the zoo is a distribution: over x, and over u given x (SPEC 7: 1, 4, 5, 6, 29, 30)."""
+"""Every member of the zoo is a distribution: over x, and over u given x."""
 
 import pytest
 import torch
+
 import zoo
 from enumeration import all_states, base_table_lookup, enumerated
-
 from xorflow import MADE, FactorisedBase, LatentFlow, Layer
 
 NAMES = zoo.names()

@@ -4,14 +4,16 @@ import math
 
 import pytest
 import torch
-import zoo
 
+import zoo
 from xorflow import MADE, FactorisedBase, Flow, Layer, evaluate, refit_base
 
 
 def identity(features: int, categories=2) -> Flow:
     """A flow that changes nothing."""
-    flow = Flow([Layer(MADE(features, (), categories=categories))], FactorisedBase(features, categories=categories))
+    flow = Flow(
+        [Layer(MADE(features, (), categories=categories))], FactorisedBase(features, categories=categories)
+    )
     with torch.no_grad():
         for parameter in flow.layers.parameters():
             parameter.zero_()

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+
 import zoo
 from enumeration import all_choices, all_states, base_table_lookup, enumerated
-
 from xorflow import MADE, MLP, FactorisedBase, LatentFlow, Layer, ModelError, ModularAffine, ModularShift
 from xorflow.flows import Point
 
@@ -33,7 +33,9 @@ def test_a_pass_can_be_cut_and_continued(name):
     assert (first.end.layer, rest.end.layer) == (1, flow.depth)
     assert torch.equal(torch.cat([first.u, rest.u], -2), whole.u)
     assert torch.equal(rest.end.state, whole.end.state)
-    torch.testing.assert_close(torch.cat([first.log_p(), rest.log_p()], -2), whole.log_p(), rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        torch.cat([first.log_p(), rest.log_p()], -2), whole.log_p(), rtol=0, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("name", zoo.names(lambda flow: flow.has_posterior))
@@ -43,7 +45,9 @@ def test_choices_from_the_posterior_are_scored_by_both(name):
     u = all_choices(flow)[:, None]
     context = zoo.context(flow)
     by_q = flow.run(x, draws=u, context=context, proposal="q")
-    torch.testing.assert_close(by_q.log_p(), flow.run(x, draws=u, context=context).log_p(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        by_q.log_p(), flow.run(x, draws=u, context=context).log_p(), rtol=0, atol=1e-12
+    )
     totals = by_q.log_q().sum((-1, -2)).exp().sum(0)
     torch.testing.assert_close(totals, torch.ones_like(totals), rtol=0, atol=1e-12)
     assert by_q.log_q().shape == by_q.log_p().shape

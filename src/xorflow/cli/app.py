@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from typing import Any
 
-import click
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from xorflow import __version__
 from xorflow.cli import reading, train
 from xorflow.errors import UserError
 
+_CLICK_EXCEPTION: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+"""What the parser raises: of the package click, or of the copy of it that newer versions of typer carry."""
+
 app = typer.Typer(
     name="xorflow",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -37,22 +42,26 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _top(
+    context: typer.Context,
     version: bool = typer.Option(
         False, "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
     ),
 ) -> None:
     del version
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), nl=False)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 a mistake that one line explains, 130 interrupted."""
+    logging.getLogger("lightning_fabric.utilities.rank_zero").setLevel(logging.WARNING)
     try:
         code = app(arguments, standalone_mode=False)
     except UserError as error:
         sys.exit(_fail(str(error)))
-    except click.ClickException as error:
+    except _CLICK_EXCEPTION as error:
         sys.exit(_fail(error.format_message()))
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -61,6 +70,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(message: str) -> int:
-    line = " ".join(message.split())
-    Console(stderr=True).print(f"[bold red]error:[/bold red] {line}", soft_wrap=True, highlight=False, markup=True)
+    line = Text.assemble(("error: ", "bold red"), " ".join(message.split()))
+    Console(stderr=True).print(line, soft_wrap=True, highlight=False)
     return 2

@@ -17,19 +17,20 @@ _REFRESH_SECONDS = 0.2
 
 
 class TrainingDisplay:
-    """A progress bar with the time left and the current validation likelihood; silent where there is no terminal."""
+    """A progress bar with the time left and the latest likelihoods; silent where there is no terminal."""
 
     def __init__(self, console: Console) -> None:
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total} steps"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f}%"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[words]}"),
             console=console,
             disable=not console.is_terminal,
+            expand=True,
             transient=True,
         )
         self._task: TaskID | None = None
@@ -54,49 +55,54 @@ class TrainingDisplay:
     def on_epoch(self, record: dict[str, Any]) -> None:
         if self._task is None:
             return
-        validation = record.get("validation_nll")
-        words = f"epoch {record['epoch']}  training {record['train_nll']:.2f}"
-        if validation is not None:
-            words += f"  validation {validation:.2f} nats"
-        self._bar.update(self._task, completed=record["step"], words=words)
+        words = f"train {record['train_nll']:.2f}"
+        if "validation_nll" in record:
+            words += f" validation {record['validation_nll']:.2f}"
+        description = f"epoch {record['epoch']}"
+        self._bar.update(self._task, completed=record["step"], description=description, words=words)
 
 
 def show_summary(console: Console, folder: Path, result: dict[str, Any], samples: Path) -> None:
     """The end of a run: what was reached, beside what it is to be measured by, and what each number is."""
     part = "test" if "test" in result else "validation"
-    if part not in result:
-        console.print(f"trained for {result['seconds']:.0f} s; no data were held out, so there is no likelihood to report")
-        console.print(f"run: {folder}   samples: {samples}", highlight=False)
-        return
-    table = Table(box=None, pad_edge=False, show_header=True, header_style="bold")
-    table.add_column(f"negative log-likelihood ({part})")
-    table.add_column("nats", justify="right")
-    table.add_column("what it is")
-    for words, value, meaning in summary_rows(result, part):
-        table.add_row(words, value, meaning)
-    console.print(table)
-    console.print(
-        f"{result['parameters']:,} weights, {result['epochs']} epochs, {result['seconds']:.0f} s on {result['device']}; "
-        f"run: {folder}   samples: {samples}",
-        soft_wrap=True,
-        highlight=False,
+    if part in result:
+        console.print(f"Negative log-likelihood of the {part} data, in nats (lower is better)", style="bold")
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column()
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column()
+        for words, value, meaning in summary_rows(result, part):
+            table.add_row(words, value, meaning)
+        console.print(table)
+    else:
+        console.print("No data were held out, so there is no likelihood to report.")
+    epochs = f"{result['epochs']} epoch{'s' if result['epochs'] != 1 else ''}"
+    lines = (
+        f"{result['parameters']:,} weights, {epochs}, {result['seconds']:.1f} s on {result['device']}",
+        f"run      {folder}",
+        f"samples  {samples}",
     )
+    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
 
 
 def summary_rows(result: dict[str, Any], part: str) -> list[tuple[str, str, str]]:
-    """Name, value and meaning of each figure."""
+    """Name, value and meaning of each figure; the meanings fit beside the rest on 80 columns."""
     found = result[part]
     kind = {
-        "exact": "exact: every transformation summed out in one pass",
-        "lower bound": f"an upper bound, by {found.get('samples')} importance samples of the transformation",
+        "exact": "exact, all transformations summed out",
+        "lower bound": f"upper bound, {found.get('samples')} importance samples",
     }[found["kind"]]
     stderr = "" if found["stderr"] is None else f" ± {found['stderr']:.2f}"
     rows = [
         ("this flow, latent", f"{found['nll']:.2f}{stderr}", kind),
-        ("this flow, deterministic", f"{found['refit_nll']:.2f}", "exact: the most probable bijection, base refitted on training data"),
-        ("independent features", f"{result['independent_nll']:.2f}", "exact: each feature's training frequency, nothing learned between them"),
+        (
+            "this flow, deterministic",
+            f"{found['refit_nll']:.2f}",
+            "exact, likeliest map, base refitted",
+        ),
+        ("independent features", f"{result['independent_nll']:.2f}", "exact, training frequencies only"),
     ]
     if result["data"]["name"] == "mnist":
         paper = best_of_paper()
-        rows.append(("the paper's best", f"{paper.nll:.1f}", f"a bound: {paper.words}, depth {paper.depth}, base fixed at 0.9 / 0.1"))
+        rows.append(("the paper's best", f"{paper.nll:.2f}", "upper bound, as published"))
     return rows

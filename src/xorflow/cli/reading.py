@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -47,7 +47,9 @@ xorflow score runs/people --data new.csv --out scores.csv
 xorflow score runs/demo --data images.npy --json
 """
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Reading = Annotated[str, typer.Option(help="latent, or deterministic (the most probable bijection).")]
@@ -55,35 +57,44 @@ Reading = Annotated[str, typer.Option(help="latent, or deterministic (the most p
 
 def evaluate(
     run: RunArgument,
-    samples: Annotated[int, typer.Option(help="Importance samples, where there is no exact likelihood.")] = 64,
+    samples: Annotated[
+        int, typer.Option(help="Importance samples, where there is no exact likelihood.")
+    ] = 64,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """The likelihoods of a run on its test and validation data, each with what it is."""
+    _check_samples(samples)
     opened = training.open_run(run, device=device)
-    dataset = training.build_data(opened.options).to(opened.flow.device)
-    if samples < 1:
-        raise ConfigError(f"--samples is at least 1; got {samples}")
+    dataset = opened.data().to(opened.flow.device)
     with out_of_memory_as_error("use --device cpu"):
         found = training.report(opened.flow, dataset, samples, ("test", "validation"))
     if as_json:
         typer.echo(json.dumps(found | {"data": dataset.describe()}, indent=2))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("part", "rows", "NLL (nats)", "kind", "bits/dim", "deterministic", "refitted", "floor"):
-        table.add_column(column, justify="left" if column in ("part", "kind") else "right")
-    for part, row in found.items():
-        table.add_row(
-            part,
-            f"{row['rows']:,}",
-            f"{row['nll']:.3f}" + ("" if row["stderr"] is None else f" ± {row['stderr']:.3f}"),
-            row["kind"] if row["kind"] == "exact" else f"bound, {row['samples']} samples",
-            f"{row['bits_per_dim']:.4f}",
-            f"{row['greedy_nll']:.3f}",
-            f"{row['refit_nll']:.3f}",
-            f"{row['floor']:.3f}",
-        )
-    Console().print(table)
+    table.add_column("nats")
+    for part in found:
+        table.add_column(part, justify="right")
+    figures = [_figures(row) for row in found.values()]
+    for name in figures[0] if figures else ():
+        table.add_row(name, *(column[name] for column in figures))
+    Console().print(table if figures else "No data were held out, so there is no likelihood to report.")
+
+
+def _figures(row: dict[str, Any]) -> dict[str, str]:
+    """One part's likelihoods by what they are."""
+    stderr = "" if row["stderr"] is None else f" ± {row['stderr']:.3f}"
+    kind = "exact" if row["kind"] == "exact" else f"bound, {row['samples']} samples"
+    return {
+        "negative log-likelihood": f"{row['nll']:.3f}{stderr}",
+        "  which is": kind,
+        "  bits per dimension": f"{row['bits_per_dim']:.4f}",
+        "deterministic reading": f"{row['greedy_nll']:.3f}",
+        "  with its base refitted": f"{row['refit_nll']:.3f}",
+        "least that the base allows": f"{row['floor']:.3f}",
+        "rows": f"{row['rows']:,}",
+    }
 
 
 def sample(
@@ -98,7 +109,11 @@ def sample(
     """Draw new rows from a run."""
     if count < 1:
         raise ConfigError(f"--count is at least 1; got {count}")
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"--seed is at least 0 and below 2^63; got {seed}")
     opened = training.open_run(run, device=device)
+    if out is not None:
+        _check_suffix(out, (".npy", ".csv", ".png") if _is_image(opened) else (".npy", ".csv"))
     with out_of_memory_as_error("lower --count"):
         x = draw(_reading(opened, reading), count, seed)
     if out is not None:
@@ -106,24 +121,33 @@ def sample(
     if as_json:
         typer.echo(json.dumps(x.tolist() if opened.codec is None else opened.codec.decode(x.numpy())))
     elif out is None:
-        typer.echo(f"wrote {write_samples(opened, Path.cwd(), count, seed, x)}")
+        typer.echo(f"wrote {_write_new(x, opened)}")
     else:
         typer.echo(f"wrote {out}")
 
 
 def score(
     run: RunArgument,
-    data: Annotated[Path, typer.Option(help="A .npy, .npz or .csv file with the run's columns.", show_default=False)],
+    data: Annotated[
+        Path, typer.Option(help="A .npy, .npz or .csv file with the run's columns.", show_default=False)
+    ],
     out: Annotated[Path | None, typer.Option(help="A .csv or .npy file to write; printed otherwise.")] = None,
     reading: Reading = "latent",
-    samples: Annotated[int, typer.Option(help="Importance samples, where there is no exact likelihood.")] = 64,
+    samples: Annotated[
+        int, typer.Option(help="Importance samples, where there is no exact likelihood.")
+    ] = 64,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """log p of every row of a file, in nats."""
+    _check_samples(samples)
+    if out is not None:
+        _check_suffix(out, (".csv", ".npy"))
     opened = training.open_run(run, device=device)
     if opened.flow.context_features:
-        raise ConfigError("score takes data without context, and this run is conditioned on labels; use xorflow.load in Python")
+        raise ConfigError(
+            "score takes data without context, and this run is conditioned on it; use xorflow.load in Python"
+        )
     flow = _reading(opened, reading)
     x = load_rows(data, categories=opened.flow.states.sizes, codec=opened.codec, shape=opened.shape)
     with out_of_memory_as_error("score fewer rows at a time"):
@@ -137,7 +161,9 @@ def score(
     if as_json:
         typer.echo(json.dumps(found.summary() | {"log_prob": values.tolist()}))
     elif out is not None:
-        typer.echo(f"wrote log p of {len(values)} rows ({found.kind}) to {out}; mean {float(values.mean()):.4f} nats")
+        typer.echo(
+            f"wrote log p of {len(values)} rows ({found.kind}) to {out}; mean {float(values.mean()):.4f} nats"
+        )
     else:
         typer.echo("\n".join(f"{value:.6f}" for value in values.tolist()))
 
@@ -152,21 +178,35 @@ def draw(flow: Flow | LatentFlow, count: int, seed: int) -> Tensor:
     return flow(context).sample((), generator=generator).cpu()
 
 
-def write_samples(opened: Run, folder: Path, count: int, seed: int, x: Tensor | None = None) -> Path:
-    """`samples.png` for images, `samples.csv` where categories have names, `samples.npy` otherwise."""
-    x = draw(opened.flow, count, seed) if x is None else x
-    if opened.shape is not None and len(opened.shape) == 2:
-        path = folder / "samples.png"
-    else:
-        path = folder / ("samples.npy" if opened.codec is None else "samples.csv")
+def write_samples(opened: Run, folder: Path, count: int, seed: int) -> Path:
+    """Samples in the form that suits the data, beside the run's other files."""
+    path = folder / _natural_name(opened)
+    _write(path, draw(opened.flow, count, seed), opened)
+    return path
+
+
+def _write_new(x: Tensor, opened: Run) -> Path:
+    """Samples in this folder, under a name that is free: nobody asked to replace a file."""
+    first = Path(_natural_name(opened))
+    names = (first.with_stem(f"{first.stem}-{n}") if n > 1 else first for n in range(1, 10_000))
+    path = next(name for name in names if not name.exists())
     _write(path, x, opened)
     return path
 
 
+def _natural_name(opened: Run) -> str:
+    """A picture of images, a table where categories have names, an array otherwise."""
+    if _is_image(opened):
+        return "samples.png"
+    return "samples.npy" if opened.codec is None else "samples.csv"
+
+
+def _is_image(opened: Run) -> bool:
+    return opened.shape is not None and len(opened.shape) == 2
+
+
 def _write(path: Path, x: Tensor, opened: Run) -> None:
-    if path.suffix == ".png":
-        if opened.shape is None or len(opened.shape) != 2:
-            raise ConfigError("a .png needs data with the shape of an image, which this run's have not; write .npy or .csv")
+    if path.suffix.lower() == ".png" and opened.shape is not None:
         save_image_grid(path, x.numpy(), opened.shape, opened.flow.states.width)
     else:
         write_rows(path, x, opened.codec)
@@ -174,19 +214,26 @@ def _write(path: Path, x: Tensor, opened: Run) -> None:
 
 def _write_scores(path: Path, values: Tensor) -> None:
     buffer = io.BytesIO()
-    if path.suffix == ".npy":
-        np.save(buffer, values.numpy())
-    elif path.suffix == ".csv":
+    if path.suffix.lower() == ".npy":
+        np.save(buffer, values.numpy(), allow_pickle=False)
+    else:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([["log_prob"], *([repr(v)] for v in values.tolist())])
         buffer.write(text.getvalue().encode())
-    else:
-        raise ConfigError(f"--out is a .csv or .npy file; got {path.name!r}")
-    write_bytes(path, buffer.getvalue())
+    write_bytes(path, buffer.getvalue(), "choose a folder that can be written and has room")
+
+
+def _check_suffix(path: Path, allowed: tuple[str, ...]) -> None:
+    if path.suffix.lower() not in allowed:
+        raise ConfigError(f"--out is a {' or '.join(allowed)} file for this run; got {path.name!r}")
+
+
+def _check_samples(samples: int) -> None:
+    if samples < 1:
+        raise ConfigError(f"--samples is at least 1; got {samples}")
 
 
 def _reading(opened: Run, reading: str) -> Flow | LatentFlow:
     if reading not in ("latent", "deterministic"):
         raise ConfigError(f"--reading is latent or deterministic; got {reading!r}")
     return opened.flow if reading == "latent" else opened.flow.greedy()
-

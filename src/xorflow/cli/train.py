@@ -1,10 +1,11 @@
-"""`xorflow train`: one command-line option for every field of `Options`, whose documentation is theirs too."""
+"""`xorflow train`: one command-line option for every field of `Options`, and its documentation."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from xorflow.cli.display import TrainingDisplay, show_summary
 from xorflow.cli.reading import write_samples
 from xorflow.errors import ConfigError
 from xorflow.training import Interrupted, Options
+from xorflow.training.options import OF_A_MODEL
 
 EXAMPLES = """
 [bold]Examples[/bold]
@@ -33,11 +35,10 @@ xorflow train --out runs/demo --resume
 _PANELS = {
     "Data": "data validation test data_seed label",
     "Model": "layers conditioner hidden order mask direct transform base p0 start",
-    "Training": "estimator epochs batch_size lr schedule warmup optimiser weight_decay clip average validate_every precision",
+    "Training": "estimator epochs batch_size lr schedule warmup optimiser weight_decay clip average "
+    "validate_every precision",
     "Run": "seed device checkpoint_seconds evaluation_samples tensorboard",
 }
-
-_OF_A_MODEL = set(_PANELS["Model"].split()) - {"start"}
 
 
 def command() -> Callable[..., None]:
@@ -49,10 +50,19 @@ def command() -> Callable[..., None]:
 
     parameters = [_parameter(field) for field in dataclasses.fields(Options)] + [
         _keyword(
-            "config", Path | None, typer.Option(help="Options from a .toml file or a run's config.json.", rich_help_panel="Run")
+            "config",
+            Path | None,
+            typer.Option(help="Options from a .toml file or a run's config.json.", rich_help_panel="Run"),
         ),
-        _keyword("out", Path | None, typer.Option(help="Folder of the run, new or empty.", rich_help_panel="Run")),
-        _keyword("resume", bool, typer.Option("--resume", help="Continue the run in --out.", rich_help_panel="Run"), False),
+        _keyword(
+            "out", Path | None, typer.Option(help="Folder of the run, new or empty.", rich_help_panel="Run")
+        ),
+        _keyword(
+            "resume",
+            bool,
+            typer.Option("--resume", help="Continue the run in --out.", rich_help_panel="Run"),
+            False,
+        ),
     ]
     train.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     train.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -60,7 +70,7 @@ def command() -> Callable[..., None]:
 
 
 def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
-    """An option whose default here is None, so that what the user gave can be told from what `Options` supplies."""
+    """An option whose default here is None: what the user gave can be told from what `Options` supplies."""
     panel = next(name for name, members in _PANELS.items() if field.name in members.split())
     kinds = {"bool": bool, "int": int, "float": float, "str": str, "tuple[int, ...]": str}
     kind = kinds[str(field.type).removesuffix(" | None")]
@@ -68,7 +78,9 @@ def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
     default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
     shown = "" if default is None or default is False else f" [dim]\\[default: {default}][/dim]"
     option = typer.Option(
-        *([flag] if kind is bool else []),
+        *(
+            [f"{flag}/{flag.replace('--', '--no-', 1)}"] if kind is bool else []
+        ),  # a file may have it switched on
         help=_help_texts()[field.name] + shown,
         rich_help_panel=panel,
         show_default=False,
@@ -89,40 +101,48 @@ def _help_texts() -> dict[str, str]:
     return {name: text[0].upper() + text[1:] for name, text in plain.items()}
 
 
-def _train(*, config: Path | None, out: Path | None, resume: bool, **options: Any) -> None:
-    given = {name: value for name, value in options.items() if value is not None}
+def _train(*, config: Path | None, out: Path | None, resume: bool, **flags: Any) -> None:
+    given = {name: value for name, value in flags.items() if value is not None}
     if "hidden" in given:
         given["hidden"] = _widths(given["hidden"])
-    folder = _folder(out, resume, given.get("data", "mnist"))
-    display = TrainingDisplay(Console(stderr=True))
+    options, model = training.read_config(config) if config else (None, None)
+    folder = _folder(out, resume, given.get("data", (options or Options()).data))
+    again = f"xorflow train --out {shlex.quote(str(folder))} --resume"
     try:
-        with display:
-            result = _resume(folder, config, given, display) if resume else _begin(folder, config, given, display)
+        with TrainingDisplay(Console(stderr=True)) as display:
+            if resume:
+                kept = options.to_json() if options else {}
+                result = training.resume_run(folder, kept | given, display)
+            else:
+                result = _begin(folder, options or Options(), model, given, display)
     except Interrupted:
-        typer.echo(f"stopped and saved; continue with: xorflow train --out {folder} --resume")
+        typer.echo(f"stopped and saved; continue with: {again}", err=True)
+        raise typer.Exit(130) from None
+    except KeyboardInterrupt:  # before or after the loop, or a second time
+        if (folder / "config.json").exists():
+            typer.echo(f"stopped; continue from the last checkpoint with: {again}", err=True)
         raise typer.Exit(130) from None
     pictures = write_samples(training.open_run(folder), folder, count=100, seed=0)
     show_summary(Console(), folder, result, pictures)
 
 
-def _begin(folder: Path, config: Path | None, given: dict[str, Any], display: TrainingDisplay) -> dict[str, Any]:
-    options, model = training.read_config(config) if config else (Options(), None)
-    if options.layers is None and (clash := _OF_A_MODEL & given.keys()):
-        raise ConfigError(f"{config} holds a model that was built in Python: --{min(clash)} does not apply to it")
+def _begin(
+    folder: Path, options: Options, model: dict | None, given: dict[str, Any], display: TrainingDisplay
+) -> dict[str, Any]:
+    clash = [name for name in OF_A_MODEL if name in given]
+    if options.layers is None and clash:
+        flag = clash[0].replace("_", "-")
+        raise ConfigError(f"--config holds a model that was built in Python: --{flag} does not apply to it")
     return training.train_run(options.replace(**given), folder, display, model=model)
-
-
-def _resume(folder: Path, config: Path | None, given: dict[str, Any], display: TrainingDisplay) -> dict[str, Any]:
-    if config is not None:
-        given = training.read_config(config)[0].to_json() | given
-    return training.resume_run(folder, given, display)
 
 
 def _folder(out: Path | None, resume: bool, data: str) -> Path:
     if out is not None:
         return out
     if resume:
-        raise ConfigError("--resume continues the run in --out: name its folder, as in --out runs/demo --resume")
+        raise ConfigError(
+            "--resume continues the run in --out: name its folder, as in --out runs/demo --resume"
+        )
     stem = Path(data).stem
     return next(path for n in range(1, 10_000) if not (path := Path("runs") / f"{stem}-{n}").exists())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,18 @@ class Dependence(StrEnum):
     UP_TO = "up to"  # those visited before d, and d itself
     ALL = "all"  # every one (posteriors only)
     COUPLED = "coupled"  # those of a mask; d is transformed only where it is outside of the mask
+
+
+class Incremental(Protocol):
+    """A conditioner evaluated block by block of its ordering; see `IncrementalMADE`."""
+
+    @property
+    def blocks(self) -> Sequence[Any]: ...
+    def logits(self, block: Any, x: Tensor) -> Tensor: ...
+    def settle(self, block: Any, x: Tensor) -> None: ...
+    def at_once(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
+        """All blocks in one launch, for xor, in the arrangement of the ordering; None where there is no kernel for it."""
+        ...
 
 
 class Conditioner(nn.Module, ABC):
@@ -64,6 +76,8 @@ class Conditioner(nn.Module, ABC):
         self.sees = _parse_sees(sees)
         self.order = order
         self.mask: Tensor | None = None
+        if context < 0:
+            raise ModelError(f"context is the number of context features, at least 0, and got {context}")
         self.context_features = context
 
     @abstractmethod
@@ -81,6 +95,11 @@ class Conditioner(nn.Module, ABC):
             "choices": self.choices.short(),
             "context": self.context_features,
         }
+
+    def incremental(self, batch: int, context: Tensor | None, block_size: int) -> Incremental | None:
+        """An evaluation that follows the ordering, for sampling; None where there is none, and whole passes are made."""
+        del batch, context, block_size
+        return None
 
     def alphabet(self, source: Source) -> Alphabet:
         """What the values of a source look like."""
@@ -105,9 +124,13 @@ class Conditioner(nn.Module, ABC):
                 "pass context=... of that width, or build the conditioner with context=..."
             )
 
-    def shape_logits(self, flat: Tensor) -> Tensor:
-        """The network's flat output as log-odds (..., D) or logits (..., D, U)."""
-        return flat if self.choices.binary else flat.unflatten(-1, (self.features, self.choices.width))
+    def shape_logits(self, flat: Tensor, features: int | None = None) -> Tensor:
+        """The network's flat output as log-odds (..., D) or logits (..., D, U), for all or for `features` features."""
+        return (
+            flat
+            if self.choices.binary
+            else flat.unflatten(-1, (features or self.features, self.choices.width))
+        )
 
 
 def _parse_sees(sees: Mapping[str, str]) -> dict[Source, Dependence]:

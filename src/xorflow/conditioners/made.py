@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from xorflow.conditioners.base import Conditioner, Dependence, Source
+from xorflow.conditioners.incremental import IncrementalMADE, cut_into_blocks
 from xorflow.conditioners.masked import MaskedLinear
 from xorflow.conditioners.orderings import Order, ranks, resolve_order
 from xorflow.errors import ModelError
@@ -72,16 +74,22 @@ class MADE(Conditioner):
         self.register_buffer("rearrange", _unless_identity(rearrange.argsort()), persistent=False)
         self.register_buffer("_places", rearrange, persistent=False)
         layers: list[nn.Module] = []
+        self._degrees: list[Tensor] = []
         degrees = into
         for width in self.hidden:
             upper = self._hidden_degrees(width)
             layers += [MaskedLinear(upper[:, None] >= degrees[None, :]), nn.ReLU()]
             degrees = upper
+            self._degrees.append(upper)
         layers.append(MaskedLinear(out[:, None] >= degrees[None, :]))
         self.net = nn.Sequential(*layers)
-        self.skip = MaskedLinear(out[:, None] >= into[None, :], bias=False) if direct and self.hidden else None
+        self.skip = (
+            MaskedLinear(out[:, None] >= into[None, :], bias=False) if direct and self.hidden else None
+        )
         # without a hidden unit of degree 0 the first feature would not see the context
-        self.context_skip = nn.Linear(context, self.choices.flat, bias=False) if context and self.hidden else None
+        self.context_skip = (
+            nn.Linear(context, self.choices.flat, bias=False) if context and self.hidden else None
+        )
 
     def config(self) -> dict[str, Any]:
         return super().config() | {
@@ -124,6 +132,25 @@ class MADE(Conditioner):
         if self.context_skip is not None and context is not None:
             out = out + self.context_skip(context.to(out.dtype))
         return self.shape_logits(out)
+
+    def incremental(self, batch: int, context: Tensor | None, block_size: int) -> IncrementalMADE | None:
+        """An evaluation block by block of the ordering; None if the logits see more than one state strictly before d."""
+        if list(self.sees.values()) != [Dependence.BEFORE] or Source.OWN in self.sees:
+            return None
+        self._check_context(context)
+        terms = None
+        if context is not None:
+            first, c = self.net[0], self.context_features
+            assert isinstance(first, MaskedLinear)
+            context = context.to(first.weight.dtype).expand(batch, c)
+            through_skip = None if self.skip is None else linear(context, self.skip.weight[:, :c])
+            out = context.new_zeros(batch, self.choices.flat)
+            if self.context_skip is not None:
+                out = self.context_skip(context)[:, self._places]
+            terms = linear(context, first.weight[:, :c]), out, through_skip
+        blocks = cut_into_blocks(self.features, self._degrees, block_size)
+        wide = self.states.flat // self.features, self.choices.flat // self.features
+        return IncrementalMADE(self.net, self.skip, terms, blocks, wide, batch)
 
     @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +54,7 @@ def staircase_bands(mask: Tensor, blocks: int = _BLOCKS) -> tuple[Band, ...] | N
     edges = [round(i * len(mask) / blocks) for i in range(blocks + 1)]
     return tuple(
         Band(first, last, int(lengths[first]), int(lengths[last - 1]))
-        for first, last in zip(edges[:-1], edges[1:], strict=True)
+        for first, last in itertools.pairwise(edges)
         if last > first
     )
 
@@ -62,7 +63,9 @@ class _StaircaseLinear(torch.autograd.Function):
     """x W' + b where W is zero outside of a staircase: band by band, only the columns that a band sees."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, bands: tuple[Band, ...]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(
+        ctx, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, bands: tuple[Band, ...]
+    ) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.save_for_backward(x, weight, mask)
         ctx.bands = bands
         out = x.new_empty(len(x), len(weight))

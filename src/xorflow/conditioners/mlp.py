@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ def _perceptron(sizes: Sequence[int]) -> nn.Sequential:
     if min(sizes[1:]) < 1:
         raise ModelError(f"layer widths are at least 1, and got {tuple(sizes[1:])}")
     layers: list[nn.Module] = []
-    for width_in, width_out in zip(sizes[:-1], sizes[1:], strict=True):
+    for width_in, width_out in itertools.pairwise(sizes):
         layers += [nn.Linear(width_in, width_out), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

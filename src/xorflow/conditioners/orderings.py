@@ -66,7 +66,9 @@ def coupling_mask(
     """
     seen = _named_mask(mask, features, shape) if isinstance(mask, str) else torch.as_tensor(mask).bool()
     if seen.shape != (features,):
-        raise ModelError(f"a coupling mask has one entry for each of {features} features, got {tuple(seen.shape)}")
+        raise ModelError(
+            f"a coupling mask has one entry for each of {features} features, got {tuple(seen.shape)}"
+        )
     if seen.all() or not seen.any():
         raise ModelError(
             f"a coupling mask must leave some features seen and some transformed, and got all {features} alike; "

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xorflow import _kernels
 from xorflow.data.binarisation import TRAIN, binarise
 from xorflow.errors import DataError
 
@@ -77,19 +78,22 @@ class Split:
         `noise` (B, D) are the uniforms in [0, 1), float32 or wider, that binarise a stochastic split; without
         them `generator` draws some. A split of fixed values ignores both.
         """
-        rows = self.values.index_select(0, indices)
         context = None if self.context is None else self.context.index_select(0, indices)
         if not self.stochastic:
-            return Batch(rows, context)
+            return Batch(self.values.index_select(0, indices), context)
+        shape = (len(indices), self.features)
         if noise is None:
             self._check_generator(generator)
-            noise = torch.rand(rows.shape, generator=generator, device=self.device)
-        elif noise.shape != rows.shape or noise.dtype not in (torch.float32, torch.float64):
+            noise = torch.rand(shape, generator=generator, device=self.device)
+        elif noise.shape != shape or noise.dtype not in (torch.float32, torch.float64):
             # Half precision has 256 to 2048 levels: far too few for probabilities in steps of 1 / 255.
             raise DataError(
-                f"noise must be float32 or float64 of shape {tuple(rows.shape)}, "
+                f"noise must be float32 or float64 of shape {shape}, "
                 f"got {tuple(noise.shape)} of {noise.dtype}"
             )
+        if _kernels.usable(noise) and noise.dtype == torch.float32:
+            return Batch(_kernels.binarise_rows(self.values, indices, noise), context)
+        rows = self.values.index_select(0, indices)
         return Batch((noise * 255 < rows).to(torch.uint8), context)
 
     def batch(self, size: int, generator: torch.Generator | None = None) -> Batch:

@@ -87,7 +87,8 @@ class Estimator(nn.Module, ABC):
         """
         self.check(flow)
         if isinstance(x, Batch):
-            x, context = x.x, x.context
+            # labels that come along with the data are left out if the flow sees none, as in evaluation
+            x, context = x.x, x.context if flow.context_features else None
         if draws is None:
             draws = self.draw(flow, len(x), generator)
         return self.loss(flow, flow.encode(x), context, draws)

@@ -51,15 +51,17 @@ class Marginal(Estimator):
 
     def check(self, flow: LatentFlow) -> None:
         if not flow.last_layer_summable:
-            raise ModelError("the marginal sums the last layer out, which must not see its own u; use a score function")
+            raise ModelError(
+                "the marginal sums the last layer out, which must not see its own u; use a score function"
+            )
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         if flow.depth == 1:
-            value = flow.log_marginal(flow.start(x), context).sum(-1).mean()
+            value = flow.log_marginal_total(flow.start(x), context).mean()
             return Loss(surrogate=-value, bound=value.detach())
         assert draws is not None
         trace = flow.run(x, draws=draws, context=context, stop=flow.depth - 1)
-        log_m = flow.log_marginal(trace.end, context).sum(-1)  # (S, B)
+        log_m = flow.log_marginal_total(trace.end, context)  # (S, B)
         score = trace.log_p().sum((-1, -2))  # (S, B)
         signal = _centred(log_m.detach())
         return Loss(surrogate=-(log_m + signal * score).mean(), bound=log_m.detach().mean())

@@ -32,7 +32,9 @@ class StraightThrough(Estimator):
 
     def check(self, flow: LatentFlow) -> None:
         if any(layer.autoregressive_in_u for layer in flow.layers):
-            raise ModelError("straight-through gradients need layers that do not see their own u; use a score function")
+            raise ModelError(
+                "straight-through gradients need layers that do not see their own u; use a score function"
+            )
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         del draws

@@ -1,6 +1,6 @@
-"""The table of Hesselink & Aziz (2020), "Latent Transformations for Discrete-Data Normalising Flows", as data.
+"""The table of Hesselink & Aziz (2020), Latent Transformations for Discrete-Data Normalising Flows.
 
-Negative log-likelihood in nats on stochastically binarised MNIST, base fixed at 0.9 / 0.1, the best of three runs.
+Negative log-likelihood in nats on stochastically binarised MNIST, base fixed at 0.9 / 0.1, best of three.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ class FlowDistribution(Distribution):
     """
 
     has_rsample = False
-    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}  # the parameters are a flow's, not tensors
+    arg_constraints: ClassVar[  # pyright: ignore[reportIncompatibleMethodOverride]
+        dict[str, constraints.Constraint]
+    ] = {}  # the parameters are a flow's, not tensors
 
     def __init__(self, flow: Flow | LatentFlow, context: Tensor | None = None) -> None:
         came = 0 if context is None else context.shape[-1]
@@ -55,16 +57,22 @@ class FlowDistribution(Distribution):
         context = self._rows_of_context(lead)
         size = _ROWS_AT_A_TIME
         parts = [
-            self.flow.log_likelihood(self.flow.encode(rows[i : i + size]), None if context is None else context[i : i + size])
+            self.flow.log_likelihood(
+                self.flow.encode(rows[i : i + size]), None if context is None else context[i : i + size]
+            )
             for i in range(0, len(rows), size)
         ]
         return torch.cat(parts).reshape(lead)
 
     def _rows_of_context(self, lead: torch.Size) -> Tensor | None:
-        return None if self.context is None else self.context.expand(*lead, -1).reshape(-1, self.context.shape[-1])
+        return (
+            None
+            if self.context is None
+            else self.context.expand(*lead, -1).reshape(-1, self.context.shape[-1])
+        )
 
     @torch.no_grad()
-    def sample(
+    def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Independent draws of x, int64 (*sample_shape, *batch_shape, D)."""
@@ -73,9 +81,7 @@ class FlowDistribution(Distribution):
         return self.flow.sample_with(noise, self._rows_of_context(lead)).reshape(*lead, self.flow.features)
 
     @torch.no_grad()
-    def complete(
-        self, value: Tensor, known: Tensor, *, generator: torch.Generator | None = None
-    ) -> Tensor:
+    def complete(self, value: Tensor, known: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Draws of x given its values at the features `known` (D,), one for each row of `value` (..., D).
 
         `value` is ignored elsewhere, but must hold valid integers there. The known features must be a prefix of the

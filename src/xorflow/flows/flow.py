@@ -52,7 +52,9 @@ class Flow(Stack):
 
 
 @torch.no_grad()
-def refit_base(flow: Flow, x: Tensor, context: Tensor | None = None, *, batch_size: int = 4096) -> FactorisedBase:
+def refit_base(
+    flow: Flow, x: Tensor, context: Tensor | None = None, *, batch_size: int = 4096
+) -> FactorisedBase:
     """A base fitted to the residuals y of a deterministic flow on training data, with add-1/2 smoothing.
 
     Frequencies are the maximum-likelihood base for a fixed bijection; use training data, never the test set.

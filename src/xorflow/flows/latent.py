@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from xorflow import _kernels
 from xorflow._math import ENUMERATION_LIMIT, enumerate_states
 from xorflow.errors import Intractable
 from xorflow.flows.distribution import FlowDistribution
 from xorflow.flows.flow import Flow
+from xorflow.flows.nodes import BinaryNodes
 from xorflow.flows.sampling import SampleNoise, invert
 from xorflow.flows.stack import Stack
 from xorflow.flows.trace import Point
@@ -54,6 +56,19 @@ class LatentFlow(Stack):
         """
         nodes, rewards = self.last_nodes(point, context)
         return nodes.log_mixture(rewards)
+
+    def log_marginal_total(self, point: Point, context: Tensor | None = None) -> Tensor:
+        """`log_marginal` summed over features, (...); for training: one launch each way on a CUDA device."""
+        nodes = self.last_generator(point, context)
+        if isinstance(nodes, BinaryNodes) and self._kernel_fits(nodes.logits, point.state):
+            return _kernels.marginal_total(nodes.logits, point.state, self.base.logits)
+        rewards = self.layers[-1].transform.outcomes(self.base.log_table(), point.state)
+        return nodes.log_mixture(rewards).sum(-1)
+
+    def _kernel_fits(self, logits: Tensor, state: Tensor) -> bool:
+        plain = state.requires_grad or logits.dim() != 2 or logits.shape != state.shape
+        same_type = logits.dtype == state.dtype == self.base.logits.dtype == torch.float32
+        return _kernels.usable(logits) and same_type and not plain
 
     def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """Exact log p(x) in nats for encoded x, (B,): closed form at depth 1, enumeration in small spaces."""

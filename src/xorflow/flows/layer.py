@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import overload
+
 from torch import Tensor, nn
 
 from xorflow.conditioners.base import Conditioner, Source
@@ -23,7 +26,10 @@ class Layer(nn.Module):
     valid: Tensor
 
     def __init__(
-        self, conditioner: Conditioner, transform: Transform | None = None, posterior: Conditioner | None = None
+        self,
+        conditioner: Conditioner,
+        transform: Transform | None = None,
+        posterior: Conditioner | None = None,
     ) -> None:
         super().__init__()
         self.conditioner = conditioner
@@ -64,6 +70,24 @@ class Layer(nn.Module):
 
     def _nodes(self, network: Conditioner, inputs: dict[Source, Tensor], context: Tensor | None) -> Nodes:
         return make_nodes(network(inputs, context), self.transform.choices, self.valid)
+
+    def nodes_of(self, logits: Tensor, features: Tensor) -> Nodes:
+        """The nodes that logits of some of the features stand for."""
+        return make_nodes(logits, self.transform.choices, self.valid[features])
+
+
+class LayerList(nn.ModuleList):
+    """An `nn.ModuleList` that says what it holds."""
+
+    def __iter__(self) -> Iterator[Layer]:
+        return super().__iter__()  # pyright: ignore[reportReturnType]
+
+    @overload
+    def __getitem__(self, idx: int) -> Layer: ...
+    @overload
+    def __getitem__(self, idx: slice) -> LayerList: ...
+    def __getitem__(self, idx: int | slice) -> Layer | LayerList:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().__getitem__(idx)  # pyright: ignore[reportReturnType]
 
 
 def _short(sizes: tuple[int, ...]) -> str:

@@ -48,7 +48,9 @@ def check_normalised(generators: Sequence[Conditioner]) -> None:
     if not is_chain(generators):
         return
     if Source.PREVIOUS in generators[0].sees:
-        raise ModelError("layer 1 has no layer before it: it sees 'x' or 'state', strictly before d, not 'previous'")
+        raise ModelError(
+            "layer 1 has no layer before it: it sees 'x' or 'state', strictly before d, not 'previous'"
+        )
     orders = {g.order for g in generators}
     if len(orders) > 1 or None in orders:
         raise ModelError(

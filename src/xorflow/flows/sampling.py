@@ -13,10 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from xorflow.conditioners.base import Incremental
 from xorflow.errors import Intractable, ModelError
 from xorflow.flows.layer import Layer
-from xorflow.flows.stack import Draws, Stack
+from xorflow.flows.stack import Draws, Stack, choose
 from xorflow.flows.trace import Point
+
+_BLOCK_SIZE = 28
+"""Features settled together: large enough to amortise a block's overhead, small enough to settle in few rounds."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,48 @@ def _invert_layer(flow: Stack, index: int, y: Tensor, draws: Draws, context: Ten
 
     if layer.conditioner.mask is not None:  # a coupling layer's network sees only what the layer leaves alone
         return step(y)
-    return _settle(step, y, flow.features)
+    return _settle(step, _propose(flow, layer, y, draws, context), flow.features)
+
+
+def _propose(flow: Stack, layer: Layer, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
+    """A first guess of x: right but for rounding where the conditioner can be evaluated incrementally, and y elsewhere."""
+    walk = (
+        layer.conditioner.incremental(len(y), context, _BLOCK_SIZE)
+        if y.dim() == 2 + (not flow.states.binary)
+        else None
+    )
+    if walk is None:
+        return y
+    order = torch.tensor(layer.conditioner.order, device=y.device)
+    feature_dim = -1 if flow.states.binary else -2
+    base = y.index_select(feature_dim, order)
+    noise = draws if isinstance(draws, str) else draws[..., 0, :].index_select(-1, order)
+    found = walk.at_once(base, torch.full_like(base, 0.5) if isinstance(noise, str) else noise)
+    if found is None:
+        found = _walk(flow, layer, walk, order, base, noise)
+    return torch.empty_like(found).index_copy_(feature_dim, order, found)
+
+
+def _walk(flow: Stack, layer: Layer, walk: Incremental, order: Tensor, base: Tensor, noise: Draws) -> Tensor:
+    """x in the arrangement of the ordering, settled block by block."""
+    found = torch.empty_like(base)
+    for block in walk.blocks:
+        ranks = slice(block.first, block.last)
+        features = order[ranks]
+        own = noise if isinstance(noise, str) else noise[..., ranks]
+        x = base[:, ranks]
+        for _ in range(block.last - block.first + 1):
+            logits = layer.conditioner.shape_logits(
+                walk.logits(block, flow.states.flatten(x)), block.last - block.first
+            )
+            u = choose(layer.nodes_of(logits, features), own, layer.transform.choices, flow.dtype)
+            settled = layer.transform.relaxed_to_data(base[:, ranks], u, features)
+            if torch.equal(settled, x):
+                break
+            x = settled
+        walk.settle(block, flow.states.flatten(x))
+        found[:, ranks] = x
+    return found
 
 
 def _joint_step(flow: Stack, x: Tensor, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:

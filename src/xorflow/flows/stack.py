@@ -12,7 +12,7 @@ from xorflow._states import Alphabet
 from xorflow.bases import FactorisedBase
 from xorflow.conditioners.base import Source
 from xorflow.errors import ModelError
-from xorflow.flows.layer import Layer
+from xorflow.flows.layer import Layer, LayerList
 from xorflow.flows.legality import check_normalised, is_chain
 from xorflow.flows.nodes import Nodes
 from xorflow.flows.trace import Point, Trace
@@ -30,11 +30,11 @@ class Stack(nn.Module):
         base: the distribution of y.
     """
 
-    def __init__(self, layers: Sequence[Layer] | nn.ModuleList, base: FactorisedBase) -> None:
+    def __init__(self, layers: Sequence[Layer] | LayerList, base: FactorisedBase) -> None:
         super().__init__()
         if not layers:
             raise ModelError("a flow needs at least one layer, and got none")
-        self.layers = layers if isinstance(layers, nn.ModuleList) else nn.ModuleList(layers)
+        self.layers = layers if isinstance(layers, LayerList) else LayerList(layers)
         self.base = base
         for index, layer in enumerate(self.layers):
             if layer.transform.states != base.states:
@@ -44,7 +44,9 @@ class Stack(nn.Module):
                 )
         widths = {layer.conditioner.context_features for layer in self.layers}
         if len(widths) > 1:
-            raise ModelError(f"all layers see the same context, and these were made for widths {sorted(widths)}")
+            raise ModelError(
+                f"all layers see the same context, and these were made for widths {sorted(widths)}"
+            )
         self._check_previous()
         generators = [layer.conditioner for layer in self.layers]
         check_normalised(generators)
@@ -137,7 +139,7 @@ class Stack(nn.Module):
             own = draws if isinstance(draws, str) else draws[..., index - first, :]
             if proposal == "q":
                 q = layer.posterior_nodes(point, context)
-                u = _choose(q, own, layer.transform.choices, self.dtype)
+                u = choose(q, own, layer.transform.choices, self.dtype)
                 p = layer.generator_nodes(point, context, u)
                 posterior.append(q)
             else:
@@ -147,19 +149,30 @@ class Stack(nn.Module):
             point = Point(point.x, layer.transform.relaxed_to_base(point.state, u), u, index + 1)
         passed = tuple(self.layers[i].transform.choices for i in range(first, stop))
         return Trace(
-            beginning, point, passed, tuple(us), tuple(generator), tuple(posterior) if proposal == "q" else None
+            beginning,
+            point,
+            passed,
+            tuple(us),
+            tuple(generator),
+            tuple(posterior) if proposal == "q" else None,
         )
+
+    def last_generator(self, point: Point, context: Tensor | None) -> Nodes:
+        """The last layer's choice at a point before it, for layers whose choices can be summed out."""
+        if not self.last_layer_summable:
+            raise ModelError(
+                "the last layer is autoregressive in its own u: its choices cannot be summed out"
+            )
+        return self.layers[-1].generator_nodes(point, context)
 
     def last_nodes(self, point: Point, context: Tensor | None) -> tuple[Nodes, Tensor]:
         """The last layer's choice and, for each of its values, the log base probability it leads to (..., D, U)."""
-        if not self.last_layer_summable:
-            raise ModelError("the last layer is autoregressive in its own u: its choices cannot be summed out")
-        layer = self.layers[-1]
-        rewards = layer.transform.outcomes(self.base.log_table(), point.state)
-        return layer.generator_nodes(point, context), rewards
+        nodes = self.last_generator(point, context)
+        return nodes, self.layers[-1].transform.outcomes(self.base.log_table(), point.state)
 
 
-def _choose(nodes: Nodes, draws: Draws, choices: Alphabet, dtype: torch.dtype) -> Tensor:
+def choose(nodes: Nodes, draws: Draws, choices: Alphabet, dtype: torch.dtype) -> Tensor:
+    """u by the draws: the most probable value, by inversion of uniforms, or given as integers; without gradient."""
     with torch.no_grad():
         if isinstance(draws, str):
             return nodes.mode()
@@ -172,7 +185,7 @@ def _draw_from_generator(
     choices = layer.transform.choices
     if not layer.autoregressive_in_u:
         nodes = layer.generator_nodes(point, context)
-        return nodes, _choose(nodes, draws, choices, dtype)
+        return nodes, choose(nodes, draws, choices, dtype)
     u = _sequential_choice(layer, point, draws, context, dtype)
     return layer.generator_nodes(point, context, u), u
 
@@ -192,7 +205,7 @@ def _sequential_choice(
     zero = torch.zeros(*lead, choices.features, dtype=torch.int64, device=point.state.device)
     u = choices.encode(zero, dtype)
     for _ in range(choices.features + 1):
-        settled = _choose(layer.generator_nodes(point, context, u), draws, choices, dtype)
+        settled = choose(layer.generator_nodes(point, context, u), draws, choices, dtype)
         if settled.shape == u.shape and torch.equal(settled, u):
             return u
         u = settled

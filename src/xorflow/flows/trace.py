@@ -66,7 +66,9 @@ class Trace:
     @property
     def u(self) -> Tensor:
         """The choices as integers (..., L, D): uint8 where they fit, as they nearly always do."""
-        integers = torch.stack(self._broadcast([c.decode(u) for c, u in zip(self.choices, self.us, strict=True)]), -2)
+        integers = torch.stack(
+            self._broadcast([c.decode(u) for c, u in zip(self.choices, self.us, strict=True)]), -2
+        )
         return integers.to(torch.uint8) if max(c.width for c in self.choices) <= 256 else integers
 
     def log_p(self) -> Tensor:

@@ -12,7 +12,7 @@ from xorflow.training.storage import write_bytes
 
 
 def image_grid(images: np.ndarray, columns: int | None = None, gap: int = 2) -> np.ndarray:
-    """One grey picture (height, width) in 0..1 of images (N, H, W) in 0..1, black gaps between them."""
+    """One grey picture (height, width) in 0..1 of images (N, H, W) in 0..1, dark grey between them."""
     count, height, width = images.shape
     columns = columns or max(1, round(count**0.5))
     rows = -(-count // columns)
@@ -23,10 +23,12 @@ def image_grid(images: np.ndarray, columns: int | None = None, gap: int = 2) -> 
     return canvas
 
 
-def save_image_grid(path: Path, x: np.ndarray, shape: tuple[int, ...], categories: int, *, scale: int = 2) -> None:
+def save_image_grid(
+    path: Path, x: np.ndarray, shape: tuple[int, ...], categories: int, *, scale: int = 2
+) -> None:
     """Write states (N, D) of an image of `shape` as a PNG, category 0 black and the last one white."""
     images = x.reshape(-1, shape[0], shape[1]) / (categories - 1)
     grid = np.kron(image_grid(images), np.ones((scale, scale)))
     buffer = io.BytesIO()
     imsave(buffer, grid, cmap="gray", vmin=0, vmax=1, format="png")
-    write_bytes(path, buffer.getvalue())
+    write_bytes(path, buffer.getvalue(), "choose a folder that can be written and has room")

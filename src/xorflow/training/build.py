@@ -27,12 +27,17 @@ ESTIMATORS: dict[str, type[Estimator]] = {
 """The names by which options call estimators."""
 
 
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 def build_data(options: Options) -> Dataset:
     """The data set that the options name."""
     if options.data == "mnist":
         count = 10_000 if options.validation is None else options.validation
         if count != int(count):
-            raise ConfigError(f"of MNIST, a whole number of training images validates; got validation={count}")
+            raise ConfigError(
+                f"of MNIST, a whole number of training images validates; got validation={count}"
+            )
         return data.mnist(
             validation=int(count), seed=options.data_seed, context="label" if options.label else None
         )
@@ -50,6 +55,10 @@ def build_data(options: Options) -> Dataset:
 
 def _part(value: float) -> int | float:
     """Options keep numbers as floats: from 1 on they count rows, below they are fractions."""
+    if value >= 1 and value != int(value):
+        raise ConfigError(
+            f"--validation and --test are fractions below 1 or whole numbers of rows; got {value}"
+        )
     return int(value) if value >= 1 or value == 0 else value
 
 
@@ -81,8 +90,12 @@ def _conditioner(
         return MADE(dataset.features, options.hidden, order=order, direct=options.direct, **shared)
     shape = dataset.shape if dataset.shape is not None and len(dataset.shape) == 2 else None
     if options.mask == "checkerboard" and shape is None:
-        raise ConfigError("a checkerboard mask needs data with a two-dimensional shape; choose --mask halves or random")
-    return Coupling(dataset.features, options.hidden, mask=options.mask, shape=shape, flip=index % 2 == 1, **shared)
+        raise ConfigError(
+            "a checkerboard mask needs data with a two-dimensional shape; choose --mask halves or random"
+        )
+    return Coupling(
+        dataset.features, options.hidden, mask=options.mask, shape=shape, flip=index % 2 == 1, **shared
+    )
 
 
 def layer_orders(order: str, layers: int) -> list[str]:
@@ -94,7 +107,9 @@ def layer_orders(order: str, layers: int) -> list[str]:
     if "," in order:
         named = [part.strip() for part in order.split(",")]
         if len(named) != layers:
-            raise ConfigError(f"order names {len(named)} orderings, and there are {layers} layers; name one for each")
+            raise ConfigError(
+                f"order names {len(named)} orderings, and there are {layers} layers; name one for each"
+            )
         return named
     if order == "alternating":
         return [("natural", "reversed")[index % 2] for index in range(layers)]
@@ -112,7 +127,8 @@ def build_estimator(text: str) -> Estimator:
     name, _, tail = text.partition(":")
     if name not in ESTIMATORS:
         raise ConfigError(f"estimator is one of {', '.join(ESTIMATORS)}; got {name!r}")
-    allowed = list(inspect.signature(ESTIMATORS[name]).parameters)
+    parameters = inspect.signature(ESTIMATORS[name]).parameters
+    allowed = [key for key, parameter in parameters.items() if parameter.kind not in _VARIADIC]
     settings: dict[str, Any] = {}
     for item in filter(None, tail.split(",")):
         key, separator, value = item.partition("=")
@@ -120,6 +136,8 @@ def build_estimator(text: str) -> Estimator:
             known = f"takes {', '.join(allowed)}" if allowed else "takes no options"
             raise ConfigError(f"estimator {name!r} {known}, written as {name}:KEY=VALUE; got {item!r}")
         settings[key] = _literal(value)
+        if parameters[key].annotation in ("int", int) and type(settings[key]) is not int:
+            raise ConfigError(f"{key} of estimator {name!r} is a whole number; got {value!r} in {text!r}")
     try:
         return ESTIMATORS[name](**settings)
     except TypeError as error:
@@ -142,10 +160,10 @@ def _literal(text: str) -> Any:
 
 @torch.no_grad()
 def start_from_data(flow: LatentFlow, train: Split) -> None:
-    """Begin where independent features would be: the last layer's biases from frequencies, the others near the identity.
+    """Begin where independent features are: the last layer from frequencies, the others near the identity.
 
-    The frequencies are those of the training data; with a base concentrated on category 0, the choice u then has about
-    the distribution of x.
+    The frequencies are those of the training data; with a base concentrated on category 0, the choice u
+    then has about the distribution of x.
     """
     table = flow.base.log_table().exp().double().cpu()  # (D, K)
     frequencies = category_frequencies(train, flow.states.sizes)
@@ -170,7 +188,7 @@ def _start_logits(frequencies: Tensor, table: Tensor, binary: bool) -> Tensor:
 
 
 def category_frequencies(train: Split, sizes: tuple[int, ...]) -> Tensor:
-    """How often each feature has each category in the training data, add-1/2 smoothed, (D, K) float64 on the CPU."""
+    """How often each feature has each category in the training data, add-1/2 smoothed: (D, K) float64."""
     rows, width = len(train), max(sizes)
     if train.stochastic:  # intensities: the expected count needs no draw
         ones = train.values.double().sum(0) / 255

@@ -19,7 +19,7 @@ CHECKPOINT_VERSION = 1
 
 @dataclass
 class Progress:
-    """Where a run stands. `step` counts optimiser steps; `bound_sum` adds up the current epoch's objective."""
+    """Where a run stands. `step` counts optimiser steps, `bound_sum` adds up the epoch's objective."""
 
     step: int = 0
     epoch: int = 0
@@ -28,7 +28,6 @@ class Progress:
     best_nll: float | None = None
     best_epoch: int | None = None
     seconds: float = 0.0
-    finished: bool = False
 
 
 @dataclass
@@ -40,21 +39,29 @@ class Snapshot:
 
     def group(self, prefix: str) -> dict[str, Tensor]:
         """The tensors whose names begin with `prefix.`, without it."""
-        return {n.removeprefix(f"{prefix}."): t for n, t in self.tensors.items() if n.startswith(f"{prefix}.")}
+        return {
+            n.removeprefix(f"{prefix}."): t for n, t in self.tensors.items() if n.startswith(f"{prefix}.")
+        }
 
 
 def save_snapshot(run: Path, snapshot: Snapshot) -> None:
-    """Write into a new folder, then point to it, then drop the one before: a whole checkpoint exists at every moment."""
+    """Write into a new folder, point to it, then drop the one before: at every moment one is whole."""
     root = run / "checkpoints"
     folder = root / f"step-{snapshot.progress.step:09d}"
-    if folder.exists():  # left by a run that was killed before it pointed here
-        shutil.rmtree(folder)
+    if _pointed_to(root) == folder.name:  # the last step of an epoch is saved again when the epoch has ended
+        folder = root / f"{folder.name}-again"
+    shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed before it pointed here
     save_tensors(folder, "state", snapshot.tensors)
     pointer = {"version": CHECKPOINT_VERSION, "folder": folder.name, "progress": asdict(snapshot.progress)}
     write_json(root / "latest.json", pointer)
     for other in root.glob("step-*"):
         if other.name != folder.name:
             shutil.rmtree(other, ignore_errors=True)
+
+
+def _pointed_to(root: Path) -> str | None:
+    latest = root / "latest.json"
+    return str(read_json(latest, "the checkpoint").get("folder")) if latest.exists() else None
 
 
 def load_snapshot(run: Path) -> Snapshot | None:
@@ -65,14 +72,16 @@ def load_snapshot(run: Path) -> Snapshot | None:
     pointer = read_json(latest, "the checkpoint")
     if pointer.get("version") != CHECKPOINT_VERSION:
         raise CheckpointError(
-            f"the checkpoint in {run} has version {pointer.get('version')!r}, and this xorflow reads {CHECKPOINT_VERSION}; "
-            "continue it with the version that wrote it, or train again into another folder"
+            f"the checkpoint in {run} has version {pointer.get('version')!r}, and this xorflow reads "
+            f"{CHECKPOINT_VERSION}; continue it with the version that wrote it, or train again elsewhere"
         )
     try:
         progress = Progress(**pointer["progress"])
         folder = latest.parent / str(pointer["folder"])
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"the checkpoint in {run} is damaged: {latest} lacks {error}; train again") from None
+        raise CheckpointError(
+            f"the checkpoint in {run} is damaged: {latest} lacks {error}; train again"
+        ) from None
     return Snapshot(progress, load_tensors(folder, "state"))
 
 
@@ -84,7 +93,12 @@ def drop_snapshots(run: Path) -> None:
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimiser's state, flat: `INDEX.KEY`."""
     state: Mapping[int, Mapping[str, Any]] = optimiser.state_dict()["state"]
-    return {f"{i}.{key}": value for i, entry in state.items() for key, value in entry.items() if isinstance(value, Tensor)}
+    return {
+        f"{i}.{key}": value
+        for i, entry in state.items()
+        for key, value in entry.items()
+        if isinstance(value, Tensor)
+    }
 
 
 def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:

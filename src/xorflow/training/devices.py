@@ -25,13 +25,23 @@ def resolve_device(name: str) -> torch.device:
     }
     if not there.get(device.type, False):
         have = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        raise ConfigError(f"device {name!r} is not there: this machine has {', '.join(have)}; choose one of them, or auto")
+        raise ConfigError(
+            f"device {name!r} is not there: this machine has {', '.join(have)}; choose one of them, or auto"
+        )
     return device
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Refuse a precision that the device has not."""
+    if precision == "16-mixed" and device.type == "cpu":
+        raise ConfigError(
+            "precision 16-mixed needs an accelerator, and the device is the cpu; use bf16-mixed"
+        )
 
 
 @contextmanager
 def out_of_memory_as_error(remedy: str) -> Iterator[None]:
-    """Turn a device's or the machine's lack of memory into one line that says which option lowers the need."""
+    """Turn a lack of memory, of a device or the machine, into one line: which option lowers the need."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:

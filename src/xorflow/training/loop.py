@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -28,12 +28,11 @@ from xorflow.training.checkpoint import (
     save_snapshot,
 )
 from xorflow.training.devices import resolve_device
+from xorflow.training.engine import CapturedEngine, EagerEngine, Machinery, choose_engine
 from xorflow.training.metrics import MetricsLog
+from xorflow.training.optimiser import make_optimiser
 from xorflow.training.options import Options
-from xorflow.training.step import Step, learning_rate, make_optimiser
-
-_GPU_CHECK_STEPS = 200
-"""How often the loss is looked at on an accelerator, where looking costs a synchronisation."""
+from xorflow.training.step import Step, learning_rate
 
 
 class Interrupted(Exception):
@@ -79,16 +78,18 @@ class Trainer:
         self.fabric = Fabric(
             accelerator=self.device.type,
             devices=[self.device.index or 0] if self.device.type == "cuda" else 1,
-            precision=options.precision,  # pyright: ignore[reportArgumentType]
+            precision="32-true" if options.precision in ("auto", "tf32") else options.precision,  # pyright: ignore[reportArgumentType]
         )
         self.dataset = dataset.to(self.device)
         self.flow = flow
         self.estimator = estimator
         self.step_module = Step(flow, estimator)
-        optimiser = make_optimiser(self.step_module, options)
-        self._wrapped, self.optimiser = self.fabric.setup(self.step_module, optimiser)
+        self.fabric.to_device(self.step_module)
+        optimiser = make_optimiser(self.step_module, options, self.device)
+        wrapped, self.optimiser = self.fabric.setup(self.step_module, optimiser)
         self.batch_size = min(options.batch_size, len(self.dataset.train))
-        self.steps_per_epoch = len(self.dataset.train) // self.batch_size  # a last short batch waits for other epochs
+        # a last short batch waits for other epochs
+        self.steps_per_epoch = len(self.dataset.train) // self.batch_size
         self.total_steps = self.steps_per_epoch * options.epochs
         self.progress = Progress()
         self.generator = torch.Generator(self.device).manual_seed(options.seed)
@@ -96,85 +97,90 @@ class Trainer:
         self.best: dict[str, Tensor] | None = None
         self.metrics = MetricsLog(run, tensorboard=options.tensorboard)
         self._stop_requested = False
+        self._began = self._saved = 0.0  # moments of the monotonic clock
         self._bound_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.not_captured: str | None = None
+        self.machinery = Machinery(
+            step=self.step_module,
+            forward=wrapped,
+            backward=self.fabric.backward,
+            # Fabric's own optimiser skips the steps whose scaled gradients overflow
+            optimiser=self.optimiser if options.precision == "16-mixed" else optimiser,
+            clip=lambda: self.fabric.clip_gradients(
+                wrapped, self.optimiser, max_norm=options.clip, error_if_nonfinite=False
+            ),
+            check=self._check_loss if self.device.type == "cpu" else None,
+            train=self.dataset.train,
+            options=options,
+            generator=self.generator,
+            average=self.average,
+            bound_sum=self._bound_sum,
+            batch_size=self.batch_size,
+            total_steps=self.total_steps,
+        )
 
     # ---- the run ----
 
     def train(self) -> None:
         """Go on from where the run stands to its end; the flow then holds the best weights."""
         self._restore()
+        engine, self.not_captured = choose_engine(self.machinery, self.progress.step)
         if self.observer:
             self.observer.on_start(self.total_steps, self.progress)
-        started, before = time.monotonic(), self.progress.seconds
-        last_save = started
-        with self._interruptible():
-            while self.progress.epoch < self.options.epochs:
-                self._train_epoch(lambda: self._clock(started, before))
-                self._clock(started, before)
-                self._end_epoch()
-                if time.monotonic() - last_save >= self.options.checkpoint_seconds:
-                    self._save()
-                    last_save = time.monotonic()
-                self._stop_if_requested()
+        self._saved = time.monotonic()
+        self._began = self._saved - self.progress.seconds
+        try:
+            with self._interruptible():
+                while self.progress.epoch < self.options.epochs:
+                    self._train_epoch(engine)
+                    self._end_epoch()
+                    self._pause()
+        finally:
+            self.metrics.close()
         self._install(self.best if self.best is not None else self._evaluation_weights())
-        self.progress.finished = True
-        self.metrics.close()
 
-    def _clock(self, started: float, before: float) -> None:
-        self.progress.seconds = before + time.monotonic() - started
-
-    def _train_epoch(self, clock) -> None:
-        order = self._row_order(self.progress.epoch)
+    def _train_epoch(self, engine: EagerEngine | CapturedEngine) -> None:
+        engine.begin_epoch(self._row_order(self.progress.epoch), self.progress.batch)
         while self.progress.batch < self.steps_per_epoch:
-            first = self.progress.batch * self.batch_size
-            self._train_step(order[first : first + self.batch_size])
+            engine.step(self.progress.batch, self.progress.step)
             self.progress.batch += 1
             self.progress.step += 1
             if self.observer:
                 self.observer.on_step(self.progress.step)
-            if self._stop_requested:
-                clock()
-                self._stop_if_requested()
+            self._pause()
+
+    def _pause(self) -> None:
+        """Between two steps: save if it is time to, stop if asked to."""
+        due = time.monotonic() - self._saved >= self.options.checkpoint_seconds
+        if due or self._stop_requested:
+            self._save()
+        if self._stop_requested:
+            raise Interrupted
 
     def _row_order(self, epoch: int) -> Tensor:
         # seeded by the epoch alone, and drawn on the CPU: a resumed run, on any device, sees the same batches
         generator = torch.Generator().manual_seed((self.options.seed << 20) + epoch)
         return torch.randperm(len(self.dataset.train), generator=generator).to(self.device)
 
-    def _train_step(self, rows: Tensor) -> None:
-        rate = learning_rate(self.options, self.progress.step, self.total_steps)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
-        batch = self.dataset.train.gather(rows, generator=self.generator)
-        draws = self.estimator.draw(self.flow, len(rows), self.generator)
-        context = batch.context if self.flow.context_features else None
-        found = self._wrapped(batch.x, context, draws)
-        self.fabric.backward(found["loss"])
-        self._check_finite(found["loss"])
-        if self.options.clip:
-            torch.nn.utils.clip_grad_norm_(self.step_module.parameters(), self.options.clip, foreach=True)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
-        self.estimator.update({k.removeprefix("stats."): v for k, v in found.items() if k.startswith("stats.")})
-        self._bound_sum += found["bound"]
-        if self.average is not None:
-            self._update_average()
-
     # ---- the end of an epoch ----
 
     def _end_epoch(self) -> None:
-        self._check_finite(self._bound_sum, always=True)
+        self.progress.seconds = time.monotonic() - self._began
+        self._require_finite("the loss", float(self._bound_sum), self.progress.step)
         record: dict[str, Any] = {
             "epoch": self.progress.epoch + 1,
             "step": self.progress.step,
             "train_nll": -float(self._bound_sum) / self.steps_per_epoch,
-            "lr": self.optimiser.param_groups[0]["lr"],
+            "lr": learning_rate(self.options, self.progress.step - 1, self.total_steps),
             "seconds": round(self.progress.seconds, 3),
         }
         self.progress.epoch += 1
         self.progress.batch = 0
         self._bound_sum.zero_()
-        due = self.progress.epoch % self.options.validate_every == 0 or self.progress.epoch == self.options.epochs
+        due = (
+            self.progress.epoch % self.options.validate_every == 0
+            or self.progress.epoch == self.options.epochs
+        )
         if self.dataset.validation is not None and due:
             record["validation_nll"] = self._validate(self.dataset.validation)
         self.metrics.write(record)
@@ -182,7 +188,7 @@ class Trainer:
             self.observer.on_epoch(record)
 
     def _validate(self, split: Split) -> float:
-        """The likelihood (or a cheap bound) on validation data; remembers the weights if they are the best so far."""
+        """The likelihood (or a cheap bound) on validation data; remembers the best weights so far."""
         current = None if self.average is None else self._copy_weights()
         if self.average is not None:
             self._install(self.average)
@@ -192,6 +198,7 @@ class Trainer:
         else:
             nll = evaluate.importance(self.flow, split, samples=4).nll
         self.flow.train()
+        self._require_finite("the validation likelihood", nll, self.progress.step)
         if self.progress.best_nll is None or nll < self.progress.best_nll:
             self.progress.best_nll, self.progress.best_epoch = nll, self.progress.epoch
             self.best = self._copy_weights()
@@ -212,35 +219,29 @@ class Trainer:
         for name, tensor in self.flow.state_dict().items():
             tensor.copy_(weights[name])
 
-    @torch.no_grad()
-    def _update_average(self) -> None:
-        assert self.average is not None
-        # early on, average over what there is: the first weights would otherwise linger
-        weight = max(1 - self.options.average, 1 / (self.progress.step + 1))
-        current = self.flow.state_dict()
-        torch._foreach_lerp_(list(self.average.values()), [current[name] for name in self.average], weight)
-
     # ---- safety ----
 
-    def _check_finite(self, value: Tensor, *, always: bool = False) -> None:
-        if not always and self.device.type != "cpu" and self.progress.step % _GPU_CHECK_STEPS:
-            return
-        if math.isfinite(float(value.detach())):
-            return
-        culprit = next(
-            (n for n, p in self.flow.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())),
-            None,
-        )
+    def _check_loss(self, loss: Tensor) -> None:
+        self._require_finite("the loss", float(loss.detach()), self.progress.step + 1)
+
+    def _require_finite(self, what: str, value: float, step: int) -> None:
+        if not math.isfinite(value):
+            self._fail(what, step)
+
+    def _fail(self, what: str, step: int) -> NoReturn:
+        grads = ((name, p.grad) for name, p in self.flow.named_parameters() if p.grad is not None)
+        culprit = next((name for name, grad in grads if not bool(grad.isfinite().all())), None)
         where = f"; the first gradient that is not finite is that of {culprit}" if culprit else ""
-        kept = "" if self.run_folder is None else f"; the last good checkpoint is kept in {self.run_folder}"
+        saved = self.run_folder is not None and (self.run_folder / "checkpoints" / "latest.json").exists()
+        kept = f"; the last good checkpoint is kept in {self.run_folder}" if saved else ""
         raise TrainingError(
-            f"the loss is not finite at step {self.progress.step + 1} (epoch {self.progress.epoch + 1}){where}{kept}: "
+            f"{what} is not finite at step {step} (epoch {-(-step // self.steps_per_epoch)}){where}{kept}: "
             "train again into another folder with a smaller --lr, or with --clip 1"
         )
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Within this block Ctrl-C and SIGTERM ask the loop to stop after the step; a second Ctrl-C stops at once."""
+        """Ctrl-C and SIGTERM ask the loop to stop after the step; a second Ctrl-C stops at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -258,19 +259,17 @@ class Trainer:
             for number, handler in old.items():
                 signal.signal(number, handler)
 
-    def _stop_if_requested(self) -> None:
-        if self._stop_requested:
-            self._check_finite(self._bound_sum, always=True)
-            self._save()
-            self.metrics.close()
-            raise Interrupted
-
     # ---- saving and restoring ----
 
     def _save(self) -> None:
+        self._saved = time.monotonic()
         if self.run_folder is None:
             return
+        self.progress.seconds = self._saved - self._began
         self.progress.bound_sum = float(self._bound_sum)
+        self._require_finite("the loss", self.progress.bound_sum, self.progress.step)
+        if not all(bool(weights.isfinite().all()) for weights in self.flow.parameters()):
+            self._fail("a weight", self.progress.step)
         groups = {
             "flow": self.flow.state_dict(),
             "estimator": self.estimator.state_dict(),
@@ -292,8 +291,10 @@ class Trainer:
         self.estimator.load_state_dict(snapshot.group("estimator"))
         restore_optimiser(self.optimiser, snapshot.group("optimiser"))
         to_device = lambda named: {name: t.to(self.device) for name, t in named.items()}  # noqa: E731
-        self.average = to_device(snapshot.group("average")) or None
+        for name, tensor in to_device(snapshot.group("average")).items():
+            assert self.average is not None
+            self.average[name].copy_(tensor)
         self.best = to_device(snapshot.group("best")) or None
         self.generator.set_state(snapshot.tensors["random.generator"])
         self._bound_sum.fill_(self.progress.bound_sum)
-        self.metrics.begin(self.progress.step)
+        self.metrics.begin(self.progress.epoch)

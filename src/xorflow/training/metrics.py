@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,15 +18,14 @@ class MetricsLog:
     def __init__(self, folder: Path | None, *, tensorboard: bool) -> None:
         self._path = None if folder is None else folder / "metrics.jsonl"
         self._stream: IO[str] | None = None
-        self._events: Any = None
-        if tensorboard and folder is not None:
-            self._events = _event_writer(folder)
+        self._events = _event_writer(folder) if tensorboard and folder is not None else None
 
-    def begin(self, step: int) -> None:
-        """Open for writing; records beyond `step` are of a time that the resumed run will live again."""
+    def begin(self, epochs: int) -> None:
+        """Open for writing; records after `epochs` are of a time that the resumed run will live again."""
         if self._path is None:
             return
-        kept = [r for r in read_metrics(self._path) if r["step"] <= step] if self._path.exists() else []
+        old = read_metrics(self._path) if self._path.exists() else []
+        kept = [record for record in old if record["epoch"] <= epochs]
         write_bytes(self._path, "".join(json.dumps(r) + "\n" for r in kept).encode())
         self._stream = self._path.open("a", encoding="utf-8")
 
@@ -43,7 +44,8 @@ class MetricsLog:
 
     def close(self) -> None:
         if self._stream is not None:
-            self._stream.close()
+            with suppress(OSError):  # of a full disk: that a record was lost was said when it was written
+                self._stream.close()
         if self._events is not None:
             self._events.close()
 
@@ -59,11 +61,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _event_writer(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
+def require_tensorboard() -> None:
+    if find_spec("tensorboard") is None:
         raise ConfigError(
-            "--tensorboard needs the package tensorboard, which is not installed: pip install 'xorflow[tensorboard]'"
-        ) from None
+            "--tensorboard needs the package tensorboard, which is not installed: "
+            "pip install 'xorflow[tensorboard]'"
+        )
+
+
+def _event_writer(folder: Path) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(str(folder / "tensorboard"))

@@ -1,10 +1,11 @@
-"""All options of a run, with their defaults and rules: one flat table for the command line, files and Python."""
+"""All options of a run, with defaults and rules: one flat table for the command line, files and Python."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,19 @@ class Options:
 
     Attributes:
         data: `mnist`, or a .npy, .npz or .csv file.
-        validation: rows (or a fraction below 1) that validate; by default 10,000 of MNIST and a tenth of a file.
+        validation: rows (or a fraction below 1) that validate; by default 10,000 of MNIST, a tenth of a file.
         test: rows (or a fraction) of a file that test.
         data_seed: names the binarisation of the evaluation sets, or the split of a file.
         label: condition on MNIST's labels.
         layers: the depth L.
         conditioner: `made` or `coupling`.
         hidden: widths of each network's hidden layers.
-        order: `natural`, `reversed`, `alternating`, `random`, `random:SEED`, or one for each layer, with commas.
-        mask: a coupling layer's `checkerboard`, `halves`, `alternate` or `random`; every second layer exchanges the parts.
+        order: `natural`, `reversed`, `alternating`, `random`, `random:SEED`, or one a layer, with commas.
+        mask: of couplings, `checkerboard`, `halves`, `alternate` or `random`; every second layer flips it.
         direct: connections from input to output in each MADE.
         transform: `shift` or `affine` (modulo K).
         base: `learned` or `fixed`.
-        p0: the base's probability of category 0, at the start if learned; by default 0.9 fixed, 0.998 learned.
+        p0: the base's probability of category 0, the first one if learned; by default 0.9, learned 0.998.
         start: `data` begins with the output biases at the data's frequencies, `random` as the networks come.
         estimator: its name, with options as in `marginal:samples=8`.
         epochs: passes over the training data.
@@ -47,7 +48,7 @@ class Options:
         average: decay of the exponential average of the weights, which is then what is evaluated (0: none).
         seed: of weights, order of rows, and noise.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps`.
-        precision: `32-true`, `bf16-mixed`, `16-mixed` or `64-true`.
+        precision: `auto` (`tf32` on CUDA), `32-true`, `tf32` products, `bf16-mixed`, `16-mixed` or `64-true`; in training only.
         validate_every: epochs between validations.
         checkpoint_seconds: how often, at least, progress is saved.
         evaluation_samples: S of the importance-sampled bound, where there is no exact likelihood.
@@ -81,7 +82,7 @@ class Options:
     average: float = 0.0
     seed: int = 0
     device: str = "auto"
-    precision: str = "32-true"
+    precision: str = "auto"
     validate_every: int = 1
     checkpoint_seconds: float = 30.0
     evaluation_samples: int = 64
@@ -95,14 +96,17 @@ class Options:
             value = getattr(self, name)
             if value is not None and not value >= least:  # also refuses nan
                 raise ConfigError(f"{name} is at least {least}; got {value}")
+        for name in ("seed", "data_seed"):
+            if getattr(self, name) >= _SEEDS:
+                raise ConfigError(f"{name} is below 2^40; got {getattr(self, name)}")
         if not 0 <= self.average < 1:
             raise ConfigError(f"average is a decay of at least 0 and below 1; got {self.average}")
         if self.p0 is not None and not 0 < self.p0 < 1:
             raise ConfigError(f"p0 is a probability strictly between 0 and 1; got {self.p0}")
-        if not self.lr > 0:
-            raise ConfigError(f"lr is greater than 0; got {self.lr}")
-        if any(width < 1 for width in self.hidden):
-            raise ConfigError(f"hidden widths are at least 1; got {list(self.hidden)}")
+        if not 0 < self.lr < math.inf:
+            raise ConfigError(f"lr is a number greater than 0; got {self.lr}")
+        if any(not 1 <= width < 2**63 for width in self.hidden):
+            raise ConfigError(f"hidden widths are at least 1 and below 2^63; got {list(self.hidden)}")
 
     def to_json(self) -> dict[str, Any]:
         """As `config.json` holds them."""
@@ -113,6 +117,12 @@ class Options:
         return from_mapping(self.to_json() | changes, "the options given")
 
 
+OF_DATA = ("data", "validation", "test", "data_seed", "label")
+OF_A_MODEL = ("layers", "conditioner", "hidden", "order", "mask", "direct", "transform", "base", "p0")
+"""Options that describe a model, and mean nothing beside one that was built in Python."""
+
+_SEEDS = 2**40  # room for the number of an epoch beside the seed
+
 _CHOICES = {
     "conditioner": ("made", "coupling"),
     "transform": ("shift", "affine"),
@@ -120,7 +130,7 @@ _CHOICES = {
     "start": ("data", "random"),
     "schedule": ("cosine", "constant"),
     "optimiser": ("adam", "adamw", "sgd"),
-    "precision": ("32-true", "bf16-mixed", "16-mixed", "64-true"),
+    "precision": ("auto", "32-true", "tf32", "bf16-mixed", "16-mixed", "64-true"),
 }
 
 _LEAST = {
@@ -149,24 +159,29 @@ def from_mapping(values: Mapping[str, Any], origin: str) -> Options:
     unknown = [name for name in values if name not in fields]
     if unknown:
         raise ConfigError(f"{origin}: there is no option {unknown[0]!r}; the options are {', '.join(fields)}")
-    converted = {name: _convert(name, str(fields[name].type), value, origin) for name, value in values.items()}
+    converted = {
+        name: _convert(name, str(fields[name].type), value, origin) for name, value in values.items()
+    }
     return Options(**converted)
 
 
-def _convert(name: str, type_name: str, value: Any, origin: str) -> Any:
-    if value is None and "None" in type_name:
+_KINDS: dict[str, tuple[tuple[type, ...], Callable[[Any], Any], str]] = {
+    "bool": ((bool,), bool, "true or false"),
+    "int": ((int,), int, "a whole number"),
+    "float": ((int, float), float, "a number"),
+    "str": ((str,), str, "a text"),
+    "tuple[int, ...]": ((list, tuple), tuple, "a list of whole numbers"),
+}
+"""By the annotation of a field: the types that may come, the one that is kept, and its name in messages."""
+
+
+def _convert(name: str, annotation: str, value: Any, origin: str) -> Any:
+    if value is None and "None" in annotation:
         return None
-    kinds: dict[str, tuple[tuple[type, ...], Any]] = {
-        "bool": ((bool,), bool),
-        "int": ((int,), int),
-        "float": ((int, float), float),
-        "str": ((str,), str),
-        "tuple[int, ...]": ((list, tuple), tuple),
-    }
-    accepted, make = kinds[type_name.removesuffix(" | None")]
+    accepted, make, words = _KINDS[annotation.removesuffix(" | None")]
     wrong = not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted)
-    if wrong or (make is tuple and not all(type(item) is int for item in value)):
-        raise ConfigError(f"{origin}: {name} is of type {type_name}; got {value!r}")
+    if wrong or (isinstance(value, list | tuple) and not all(type(item) is int for item in value)):
+        raise ConfigError(f"{origin}: {name} is {words}; got {value!r}")
     return make(value)
 
 
@@ -185,12 +200,21 @@ def read_config(path: Path) -> tuple[Options, dict[str, Any] | None]:
 
 def options_of_config(values: Mapping[str, Any], path: Path) -> Options:
     """The options in the content of a `config.json`, whose version must be one that we know."""
-    version = values.get("version")
-    if version != CONFIG_VERSION:
-        reason = "written by a newer xorflow: install that" if _is_newer(version) else "not written by xorflow train"
-        raise ConfigError(f"{path} has version {version!r}, this xorflow reads version {CONFIG_VERSION}; it is {reason}")
+    check_version(values, path)
     own = {name: value for name, value in values.items() if name not in ("version", "model", "data_format")}
     return from_mapping(own, str(path))
+
+
+def check_version(values: Mapping[str, Any], path: Path) -> None:
+    """Refuse the content of a `config.json` that this version cannot read."""
+    version = values.get("version")
+    if version != CONFIG_VERSION:
+        reason = (
+            "a newer xorflow wrote it: install that" if _is_newer(version) else "xorflow did not write it"
+        )
+        raise ConfigError(
+            f"{path} has version {version!r}, this xorflow reads version {CONFIG_VERSION}; {reason}"
+        )
 
 
 def _is_newer(version: object) -> bool:

@@ -19,7 +19,7 @@ _TRAIN_DRAW = 0
 
 
 def likelihood(flow: LatentFlow, split: Split, samples: int, seed: int = 0) -> LogLikelihood:
-    """The best likelihood there is: exact at depth 1 and in small spaces, otherwise the importance-sampled bound."""
+    """The best likelihood there is: exact if in closed form, otherwise the importance-sampled bound."""
     if flow.has_closed_form:
         return evaluate.exact(flow, split)
     return evaluate.importance(
@@ -35,7 +35,9 @@ def refitted(flow: LatentFlow, train: Split) -> Flow:
     return Flow(greedy.layers, refit_base(greedy, hard.values, context))
 
 
-def report(flow: LatentFlow, dataset: Dataset, samples: int, parts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def report(
+    flow: LatentFlow, dataset: Dataset, samples: int, parts: tuple[str, ...]
+) -> dict[str, dict[str, Any]]:
     """For each named part that exists, every likelihood of this flow, in nats."""
     was_training = flow.training
     flow.eval()
@@ -57,7 +59,7 @@ def _report_split(flow: LatentFlow, refit: Flow, split: Split, samples: int) -> 
         "greedy_stderr": greedy.stderr,
         "refit_nll": refitted_likelihood.nll,
         "refit_stderr": refitted_likelihood.stderr,
-        "floor": float(flow.base.floor()),
+        "floor": float(flow.base.floor().detach()),
     }
 
 

@@ -1,4 +1,4 @@
-"""Runs: a folder with a configuration, weights, metrics and results; and the Python functions that make and read one."""
+"""Runs: folders with configuration, weights, metrics and results; what makes and what reads them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,21 @@ from xorflow.training.build import (
     start_from_data,
 )
 from xorflow.training.checkpoint import drop_snapshots
-from xorflow.training.devices import out_of_memory_as_error, resolve_device
+from xorflow.training.devices import check_precision, out_of_memory_as_error, resolve_device
 from xorflow.training.loop import Observer, Trainer
-from xorflow.training.options import CONFIG_VERSION, HARMLESS, Options, options_of_config
+from xorflow.training.metrics import require_tensorboard
+from xorflow.training.options import (
+    CONFIG_VERSION,
+    HARMLESS,
+    OF_A_MODEL,
+    OF_DATA,
+    Options,
+    check_version,
+    options_of_config,
+)
 from xorflow.training.results import independent_nll, report
 from xorflow.training.specs import flow_from_spec, flow_to_spec
-from xorflow.training.storage import load_tensors, read_json, save_tensors, write_bytes, write_json
+from xorflow.training.storage import TEMPORARY, load_tensors, read_json, save_tensors, write_bytes, write_json
 
 REMEDY = "lower --batch-size or --hidden"
 
@@ -49,7 +58,7 @@ def fit(
         data: its data.
         estimator: the objective; `Marginal()` by default.
         out: a folder for configuration, weights, metrics and results; None keeps nothing on disk.
-        start: `data` to set the output biases to the data's frequencies first; `random` leaves the flow as it is.
+        start: `data` sets the output biases to the data's frequencies; `random` leaves the flow as it is.
         observer: is told about progress.
         options: any of `Options` that describe training: epochs, batch_size, lr, schedule, device, ...
 
@@ -57,9 +66,13 @@ def fit(
         What `result.json` holds.
     """
     estimator = estimator or Marginal()
-    chosen = Options(data=data.name, layers=None, start=start, estimator=estimator_text(estimator)).replace(**options)
-    if chosen.layers is not None:
-        raise ConfigError("fit() trains the flow it is given: options that describe a model have no meaning here")
+    clash = [name for name in options if name in OF_DATA + OF_A_MODEL]
+    if clash:
+        raise ConfigError(f"fit() trains the flow on the data it is given: {clash[0]} means nothing here")
+    chosen = Options(data=data.name, layers=None, start=start, estimator=estimator_text(estimator)).replace(
+        **options
+    )
+    _check(chosen, estimator, flow)
     folder = None if out is None else prepare_folder(Path(out))
     if start == "data":
         start_from_data(flow, data.train)
@@ -68,16 +81,26 @@ def fit(
     return _train(flow, estimator, data, chosen, folder, observer)
 
 
-def train_run(options: Options, out: Path, observer: Observer | None = None, *, model: dict | None = None) -> dict[str, Any]:
-    """Train what the options describe into a new folder; the flow of `model`, if there is one, instead of theirs."""
+def train_run(
+    options: Options, out: Path, observer: Observer | None = None, *, model: dict | None = None
+) -> dict[str, Any]:
+    """Train what the options describe into a new folder; `model` is the flow of options without layers."""
     resolve_device(options.device)
     estimator = build_estimator(options.estimator)
     dataset = build_data(options)
     flow = _new_flow(options, dataset, model)
-    estimator.check(flow)
+    _check(options, estimator, flow)
     prepare_folder(out)
     write_config(out, options, flow, dataset)
     return _train(flow, estimator, dataset, options, out, observer)
+
+
+def _check(options: Options, estimator: Estimator, flow: LatentFlow) -> None:
+    """What would stop a run, found before its folder is made."""
+    check_precision(options.precision, resolve_device(options.device))
+    estimator.check(flow)
+    if options.tensorboard:
+        require_tensorboard()
 
 
 def resume_run(run: Path, changes: Mapping[str, Any], observer: Observer | None = None) -> dict[str, Any]:
@@ -88,23 +111,19 @@ def resume_run(run: Path, changes: Mapping[str, Any], observer: Observer | None 
         before = options.to_json()[name]
         if value != before and name not in HARMLESS:
             raise ConfigError(
-                f"--resume continues a run as it was configured: {name} is {before!r} in {run} and {value!r} here; "
-                "leave that option out, or start a new run with another --out"
+                f"--resume continues a run as it was configured: {name} is {before!r} in {run} and {value!r} "
+                "here; leave that option out, or start a new run with another --out"
             )
     options = options.replace(**changes)
     if (run / "result.json").exists():
+        drop_snapshots(run)
         return read_json(run / "result.json", "the result")
-    resolve_device(options.device)
+    for left in run.glob(f".*{TEMPORARY}"):  # by a process that was killed while it wrote
+        left.unlink(missing_ok=True)
     estimator = build_estimator(options.estimator)
-    dataset = build_data(options)
-    came, kept = dataset.describe(), config["data_format"]["description"]
-    if came != kept:
-        changed = next(key for key in came if came[key] != kept.get(key))
-        raise ConfigError(
-            f"--resume needs the data that the run began with, and their {changed} is different now: "
-            f"restore {options.data}, or start a new run"
-        )
+    dataset = data_of_run(run, options, config["data_format"])
     flow = _new_flow(options, dataset, config["model"])
+    _check(options, estimator, flow)
     return _train(flow, estimator, dataset, options, run, observer)
 
 
@@ -161,34 +180,78 @@ def _result(trainer: Trainer) -> dict[str, Any]:
 def prepare_folder(out: Path) -> Path:
     """A new folder for a run; one that holds anything is never written into."""
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        hint = "continue that run with --resume, " if (out / "config.json").exists() else ""
-        raise ConfigError(f"--out must be a new or an empty folder, and {out} exists: {hint}or choose another --out")
+        kind = "is a file" if out.is_file() else "is not empty"
+        hint = "continue that run with --resume, or " if (out / "config.json").exists() else ""
+        raise ConfigError(
+            f"--out must be a new or an empty folder, and {out} {kind}: {hint}choose another --out"
+        )
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_bytes(out / ".writable", b"")
         (out / ".writable").unlink()
     except (OSError, CheckpointError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error.__cause__)
+        cause = error if isinstance(error, OSError) else error.__cause__
+        reason = cause.strerror if isinstance(cause, OSError) else cause
         raise ConfigError(f"--out {out} cannot be written: {reason}; choose another folder") from None
     return out
 
 
 def write_config(run: Path, options: Options, flow: LatentFlow, dataset: Dataset) -> None:
     """`config.json`: every option, the architecture, and what the data look like."""
-    data_format = {
+    config = {
+        "version": CONFIG_VERSION,
+        **options.to_json(),
+        "model": flow_to_spec(flow),
+        "data_format": _data_format(dataset),
+    }
+    write_json(run / "config.json", config)
+
+
+def _data_format(dataset: Dataset) -> dict[str, Any]:
+    """How rows are written, and what tells these data from others."""
+    return {
         "description": dataset.describe(),
         "shape": None if dataset.shape is None else list(dataset.shape),
         "codec": None if dataset.codec is None else dataset.codec.to_json(),
+        "train_sha256": dataset.train.sha256,
     }
-    config = {"version": CONFIG_VERSION, **options.to_json(), "model": flow_to_spec(flow), "data_format": data_format}
-    write_json(run / "config.json", config)
+
+
+def data_of_run(run: Path, options: Options, kept: Mapping[str, Any]) -> Dataset:
+    """The data that a run began with, loaded again; other data are refused."""
+    if options.layers is None and options.data != "mnist" and not Path(options.data).exists():
+        raise ConfigError(
+            f"the run in {run} was made by fit() on data named {options.data!r}, which are no file here; "
+            "use xorflow.load and xorflow.evaluate in Python"
+        )
+    dataset = build_data(options)
+    came = _data_format(dataset)
+    if came != kept:
+        changed = _difference(came, kept)
+        raise ConfigError(
+            f"the run in {run} needs the data it was trained on, and the {changed} of {options.data} is "
+            "different now; restore the file, or train a new run"
+        )
+    return dataset
+
+
+def _difference(came: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
+    key = next((key for key in came if came[key] != kept.get(key)), "format")
+    if key == "description" and isinstance(kept.get(key), dict):
+        return _difference(came[key], kept[key])
+    return {"codec": "set of categories", "train_sha256": "training part", "sha256": "held-out part"}.get(
+        key, key
+    )
 
 
 def read_config_file(run: Path) -> dict[str, Any]:
     """The content of a run's `config.json`."""
     if not run.is_dir():
-        raise CheckpointError(f"RUN is the folder of a run, and there is no folder {run}; xorflow train makes one")
+        raise CheckpointError(
+            f"RUN is the folder of a run, and there is no folder {run}; xorflow train makes one"
+        )
     config = read_json(run / "config.json", "the run's configuration")
+    check_version(config, run / "config.json")
     for key in ("model", "data_format"):
         if not isinstance(config.get(key), dict):
             raise CheckpointError(f"{run / 'config.json'} lacks {key!r}: it is damaged, or not of a run")
@@ -204,6 +267,11 @@ class Run:
     flow: LatentFlow
     shape: tuple[int, ...] | None
     codec: Codec | None
+    data_format: Mapping[str, Any]
+
+    def data(self) -> Dataset:
+        """The data that it was trained on."""
+        return data_of_run(self.folder, self.options, self.data_format)
 
 
 def open_run(run: Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Module]] | None = None) -> Run:
@@ -211,8 +279,11 @@ def open_run(run: Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Modu
     config = read_config_file(run)
     options = options_of_config(config, run / "config.json")
     if not (run / "result.json").exists() and (run / "checkpoints").exists():
-        raise CheckpointError(f"the run in {run} is not finished; continue it with: xorflow train --out {run} --resume")
-    flow = flow_from_spec(config["model"], parts)
+        raise CheckpointError(
+            f"the run in {run} is not finished; continue it with: xorflow train --out {run} --resume"
+        )
+    with torch.random.fork_rng(devices=[]):  # fresh weights are drawn, only to be replaced
+        flow = flow_from_spec(config["model"], parts)
     _install_weights(flow, run)
     codec, shape = config["data_format"].get("codec"), config["data_format"].get("shape")
     return Run(
@@ -221,6 +292,7 @@ def open_run(run: Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Modu
         flow=flow.to(resolve_device(device)).eval(),
         shape=None if shape is None else tuple(shape),
         codec=None if codec is None else Codec.from_json(codec),
+        data_format=config["data_format"],
     )
 
 
@@ -231,15 +303,17 @@ def _install_weights(flow: LatentFlow, run: Path) -> None:
         if name not in weights or weights[name].shape != tensor.shape:
             came = "nothing" if name not in weights else f"shape {tuple(weights[name].shape)}"
             raise CheckpointError(
-                f"the weights in {run} are not those of its configuration: {name} has {came} instead of shape "
-                f"{tuple(tensor.shape)}; restore the folder, or train again"
+                f"the weights in {run} are not those of its configuration: {name} has {came} instead of "
+                f"shape {tuple(tensor.shape)}; restore the folder, or train again"
             )
     if any(t.dtype == torch.float64 for t in weights.values()):
         flow.double()
     flow.load_state_dict({name: weights[name] for name in expected})
 
 
-def load(run: str | Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Module]] | None = None) -> LatentFlow:
+def load(
+    run: str | Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Module]] | None = None
+) -> LatentFlow:
     """The trained flow of a run folder, ready to evaluate and sample; executes no code from it.
 
     Args:

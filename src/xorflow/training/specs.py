@@ -25,7 +25,7 @@ PARTS: dict[str, type[nn.Module]] = {
 
 
 def flow_to_spec(flow: LatentFlow) -> dict[str, Any]:
-    """The architecture as JSON; conditioners and transforms that are not in `PARTS` are named by their class."""
+    """The architecture as JSON; conditioners and transforms outside `PARTS` are named by their class."""
     return {
         "layers": [
             {
@@ -64,7 +64,8 @@ def _part_from_spec(spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]
     name = arguments.pop("name")
     if name not in parts:
         raise CheckpointError(
-            f"this run uses a part named {name!r}, which xorflow does not have; pass load(..., parts={{{name!r}: YourClass}})"
+            f"this run uses a part named {name!r}, which xorflow does not have; "
+            f"open it with xorflow.load(RUN, parts={{{name!r}: YourClass}})"
         )
     return parts[name](**arguments)
 

@@ -1,13 +1,11 @@
-"""What one optimisation step computes: the module that is compiled or wrapped, its optimiser, its learning rate."""
+"""One optimisation step: the module that is captured or wrapped, and its learning rate."""
 
 from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor, nn
 
-from xorflow.conditioners import MaskedLinear
 from xorflow.estimators import Estimator
 from xorflow.flows import LatentFlow
 from xorflow.training.options import Options
@@ -25,19 +23,6 @@ class Step(nn.Module):
         loss = self.estimator.loss(self.flow, self.flow.encode(x), context, draws)
         total = loss.surrogate if loss.control is None else loss.surrogate + loss.control
         return {"loss": total, "bound": loss.bound, **{f"stats.{k}": v for k, v in loss.stats.items()}}
-
-
-def make_optimiser(step: Step, options: Options) -> torch.optim.Optimizer:
-    """Weight decay reaches matrices only: decaying a bias or the base would pull the likelihood itself."""
-    matrices = [m.weight for m in step.modules() if isinstance(m, nn.Linear | MaskedLinear)]
-    chosen = {id(p) for p in matrices}
-    others = [p for p in step.parameters() if p.requires_grad and id(p) not in chosen]
-    groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    groups = [group for group in groups if group["params"]]
-    if options.optimiser == "sgd":
-        return torch.optim.SGD(groups, lr=options.lr, fused=True)
-    kind = torch.optim.AdamW if options.optimiser == "adamw" else torch.optim.Adam
-    return kind(groups, lr=options.lr, fused=True)
 
 
 def learning_rate(options: Options, step: int, total: int) -> float:

@@ -1,4 +1,4 @@
-"""Files: atomic writes, JSON, and tensors as safetensors in shards below 16 MiB. Nothing here executes what it reads."""
+"""Files: atomic writes, JSON, and tensors in shards below 16 MiB; nothing here executes what it reads."""
 
 from __future__ import annotations
 
@@ -21,11 +21,17 @@ SHARD_BYTES = 15 * 2**20
 """The most bytes of tensors in one file; with its header a file stays below 16 MiB."""
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that it is there wholly or not at all."""
+TEMPORARY = ".tmp"
+"""How the names of files end that are not wholly written."""
+
+_KEEP = "what was saved before is untouched: make room or choose another --out, and continue with --resume"
+
+
+def write_bytes(path: Path, content: bytes, advice: str = _KEEP) -> None:
+    """Write a file so that it is there wholly or not at all; `advice` ends the message if it cannot be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
         try:
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(content)
@@ -37,10 +43,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise CheckpointError(
-            f"could not write {path}: {error.strerror}; what was saved before is untouched: "
-            "make room or choose another --out, and continue with --resume"
-        ) from error
+        raise CheckpointError(f"could not write {path}: {error.strerror}; {advice}") from error
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -52,9 +55,13 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"{what} is missing: no file {path}; is the folder a run of xorflow train?") from None
+        raise CheckpointError(
+            f"{what} is missing: no file {path}; is the folder a run of xorflow train?"
+        ) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{what} is damaged: {path} is no readable JSON ({error}); restore it or train again") from None
+        raise CheckpointError(
+            f"{what} is damaged: {path} is no readable JSON ({error}); restore it or train again"
+        ) from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{what} is damaged: {path} holds no JSON object; restore it or train again")
     return value
@@ -69,25 +76,39 @@ def save_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> None
     names = [f"{stem}-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
         write_bytes(folder / name, tensors_to_bytes(shard))
-    index = {"shards": names, "pieces": {name: list(shard) for name, shard in zip(names, shards, strict=True)}}
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    index = {
+        "shards": names,
+        "pieces": {name: list(shard) for name, shard in zip(names, shards, strict=True)},
+        "shapes": shapes,
+    }
     write_json(folder / f"{stem}.safetensors.index.json", index)
 
 
 def load_tensors(folder: Path, stem: str) -> dict[str, Tensor]:
     """Read what `save_tensors` wrote; tensors that were cut are joined again."""
     index = folder / f"{stem}.safetensors.index.json"
-    names = read_json(index, "the index of the weights")["shards"] if index.exists() else [f"{stem}.safetensors"]
+    if not index.exists():
+        return _read_shard(folder / f"{stem}.safetensors")
+    listed = read_json(index, "the index of the weights")
     pieces: dict[str, Tensor] = {}
-    for name in names:
-        pieces |= _read_shard(folder / str(name))
-    return _join(pieces)
+    try:
+        for name in listed["shards"]:
+            pieces |= _read_shard(folder / str(name))
+        return _join(pieces, listed["shapes"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"weights are damaged: {index} does not fit its shards ({error}); restore it or train again"
+        ) from None
 
 
 def _read_shard(path: Path) -> dict[str, Tensor]:
     try:
         return load_tensors_from_bytes(path.read_bytes())
     except FileNotFoundError:
-        raise CheckpointError(f"weights are missing: no file {path}; is the run complete? continue it with --resume") from None
+        raise CheckpointError(
+            f"weights are missing: no file {path}; is the run complete? continue it with --resume"
+        ) from None
     except OSError as error:
         raise CheckpointError(f"weights cannot be read: {path}: {error.strerror}") from None
     except (SafetensorError, ValueError) as error:
@@ -97,11 +118,11 @@ def _read_shard(path: Path) -> dict[str, Tensor]:
 
 
 def _pack(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Group tensors, the large ones cut along the first dimension, into shards below `SHARD_BYTES`."""
+    """Group tensors, the large ones cut, into shards below `SHARD_BYTES`."""
     shards: list[dict[str, Tensor]] = [{}]
     used = 0
     for name, tensor in tensors.items():
-        for piece_name, piece in _pieces(name, tensor.detach().cpu().contiguous()):
+        for piece_name, piece in _pieces(name, tensor.detach().cpu()):
             size = piece.numel() * piece.element_size()
             if shards[-1] and used + size > SHARD_BYTES:
                 shards.append({})
@@ -112,20 +133,18 @@ def _pack(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 
 
 def _pieces(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-    size = tensor.numel() * tensor.element_size()
-    if size <= SHARD_BYTES or tensor.dim() == 0:
-        return [(name, tensor)]
-    rows = max(1, SHARD_BYTES * len(tensor) // size)
-    return [(f"{name}#{i:04d}", part.contiguous()) for i, part in enumerate(tensor.split(rows))]
+    # cloned, because safetensors refuses tensors that share memory, as those of a part used twice do
+    if tensor.numel() * tensor.element_size() <= SHARD_BYTES:
+        return [(name, tensor.clone(memory_format=torch.contiguous_format))]
+    # cut flat: a single row may be larger than a shard
+    parts = tensor.flatten().split(SHARD_BYTES // tensor.element_size())
+    return [(f"{name}#{i:04d}", part.clone()) for i, part in enumerate(parts)]
 
 
-def _join(pieces: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    grouped: dict[str, list[tuple[str, Tensor]]] = {}
-    for name, piece in pieces.items():
-        stem, _, number = name.partition("#")
-        grouped.setdefault(stem, []).append((number, piece))
-    joined = {}
-    for stem, parts in grouped.items():
-        ordered = [piece for _, piece in sorted(parts, key=lambda part: part[0])]
-        joined[stem] = ordered[0] if len(ordered) == 1 else torch.cat(ordered)
-    return joined
+def _join(pieces: Mapping[str, Tensor], shapes: Mapping[str, list[int]]) -> dict[str, Tensor]:
+    parts: dict[str, list[Tensor]] = {name: [] for name in shapes}
+    for name in sorted(pieces):  # the numbers of a tensor's pieces have the same width
+        parts[name.partition("#")[0]].append(pieces[name])
+    return {
+        name: torch.cat([t.flatten() for t in found]).reshape(shapes[name]) for name, found in parts.items()
+    }

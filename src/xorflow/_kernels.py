@@ -1,0 +1,131 @@
+"""CUDA kernels, written in Triton, for what PyTorch would do in many small launches.
+
+Each has a plain counterpart elsewhere, which serves every other device and is its reference: the marginal of binary nodes
+(`flows.nodes`), the walk through a MADE (`conditioners.incremental`), numpy's Philox (`_math`). Triton comes with
+PyTorch's CUDA builds; nothing here is imported without it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@functools.cache
+def available() -> bool:
+    """Whether Triton can be imported; a CUDA device is the caller's business."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def usable(tensor: Tensor) -> bool:
+    """Whether a kernel can work on this tensor."""
+    return tensor.is_cuda and available()
+
+
+def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
+    r""":math:`\sum_d \log((1 - f_d)\, p_d(x_d) + f_d\, p_d(1 - x_d))` of binary features, (B,), in one launch each way.
+
+    Args:
+        logits: log-odds of u, (B, D) float32.
+        x: states in {0, 1}, (B, D) float32, without gradient.
+        base_logits: log-odds of y, (D,) float32.
+    """
+    total: Tensor = _MarginalTotal.apply(logits.contiguous(), x.contiguous(), base_logits)  # pyright: ignore[reportAssignmentType]
+    return total
+
+
+class _MarginalTotal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        from xorflow import _triton
+
+        ctx.save_for_backward(logits, x, base_logits)
+        return _triton.marginal_forward(logits, x, base_logits)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        from xorflow import _triton
+
+        logits, x, base_logits = ctx.saved_tensors
+        g_logits, g_base = _triton.marginal_backward(gradients[0].contiguous(), logits, x, base_logits)
+        return g_logits, None, g_base
+
+
+def walk_made(
+    y: Tensor, uniforms: Tensor, into: Tensor, bias: Tensor, out: Tensor, out_bias: Tensor
+) -> Tensor:
+    """x (B, D) in {0, 1} from y and noise, through a MADE of one hidden layer, feature after feature in one launch.
+
+    Everything is in the arrangement of the ordering.
+
+    Args:
+        y: base states (B, D).
+        uniforms: noise (B, D); 0.5 everywhere for the most probable choice.
+        into: weights into the hidden layer (H, D).
+        bias: of the hidden layer (H,).
+        out: weights out of it (D, H).
+        out_bias: of the output (D,).
+    """
+    from xorflow import _triton
+
+    return _triton.walk_made(y, uniforms, into, bias, out, out_bias)
+
+
+def philox_uniforms(
+    seed: int, stream: int, starts: tuple[int, int], windows: int, count: int, device: torch.device
+) -> Tensor:
+    """Windows of numpy's Philox sequence as float32 uniforms, (windows, count), the same numbers as on the CPU.
+
+    Args:
+        seed: and
+        stream: name the sequence.
+        starts: where the first window begins, and how far the next one is.
+        windows: how many.
+        count: numbers in each.
+        device: a CUDA device.
+    """
+    from xorflow import _triton
+
+    return _triton.philox_uniforms(seed, stream, starts, windows, count, device)
+
+
+def binarise_rows(intensities: Tensor, rows: Tensor, noise: Tensor) -> Tensor:
+    """uint8 (B, D): 1 where noise * 255 is below the intensity (N, D) of the row chosen; gather and draw in one launch."""
+    from xorflow import _triton
+
+    return _triton.binarise_rows(intensities, rows, noise)
+
+
+def adam(
+    parameter: Tensor,
+    gradient: Tensor,
+    averages: tuple[Tensor, Tensor],
+    rate: Tensor,
+    step: Tensor,
+    *,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+) -> None:
+    """One step of Adam (or, with `decoupled` decay, AdamW) on one float32 parameter, in place.
+
+    Args:
+        parameter: changed in place.
+        gradient: of the same shape.
+        averages: of the gradient and of its square, changed in place.
+        rate: the learning rate, on the device.
+        step: the number of this step, from 1, on the device.
+        betas: decays of the averages.
+        eps: added to the root.
+        weight_decay: of the parameter.
+        decoupled: decay the weight itself instead of adding to its gradient.
+    """
+    from xorflow import _triton
+
+    _triton.adam(parameter, gradient, averages, rate, step, betas, eps, weight_decay, decoupled)

@@ -1,0 +1,82 @@
+"""Optimisers: fused, and on CUDA without a word from the host, so that a step can be captured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xorflow import _kernels
+from xorflow.training.options import Options
+
+
+class FusedAdam(torch.optim.Optimizer):
+    """Adam and AdamW with one launch for each parameter, which fills the device; its state is that of torch's own.
+
+    PyTorch's fused Adam cuts all parameters into pieces of 65,536 numbers, one for each multiprocessor: a network of a million
+    weights then leaves most of a large GPU idle, and the optimiser takes longer than the passes.
+
+    Args:
+        params: parameters or groups, float32 on a CUDA device.
+        lr: the learning rate, a tensor on the device.
+        decoupled: AdamW's decay of the weights.
+    """
+
+    def __init__(self, params: Any, *, lr: Tensor, decoupled: bool) -> None:
+        defaults = {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "decoupled": decoupled}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        del closure
+        due = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        torch._foreach_add_([self._state_of(p)["step"] for p, _ in due], 1)
+        for p, group in due:
+            state = self.state[p]
+            _kernels.adam(
+                p,
+                p.grad,
+                (state["exp_avg"], state["exp_avg_sq"]),
+                group["lr"],
+                state["step"],
+                betas=group["betas"],
+                eps=group["eps"],
+                weight_decay=group["weight_decay"],
+                decoupled=group["decoupled"],
+            )
+
+    def _state_of(self, p: Tensor) -> dict[str, Tensor]:
+        state = self.state[p]
+        if not state:
+            state["step"] = torch.zeros((), device=p.device)
+            state["exp_avg"] = torch.zeros_like(p)
+            state["exp_avg_sq"] = torch.zeros_like(p)
+        return state
+
+
+def make_optimiser(module: nn.Module, options: Options, device: torch.device) -> torch.optim.Optimizer:
+    """The optimiser that the options name; on CUDA its learning rate is a tensor, which a captured step can change.
+
+    Weight decay reaches matrices only: decaying a bias or the base would pull the likelihood itself.
+    """
+    on_cuda = device.type == "cuda"
+    rate = torch.tensor(options.lr, device=device) if on_cuda else options.lr
+    groups = _groups(module, options.weight_decay)
+    fused = options.precision != "16-mixed"  # a fused optimiser unscales by itself, which forbids clipping
+    if options.optimiser == "sgd":
+        return torch.optim.SGD(groups, lr=rate, fused=fused)
+    decoupled = options.optimiser == "adamw"
+    plain = all(p.dtype == torch.float32 for p in module.parameters())
+    if isinstance(rate, Tensor) and _kernels.available() and plain and fused:
+        return FusedAdam(groups, lr=rate, decoupled=decoupled)
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    return kind(groups, lr=rate, fused=fused, capturable=on_cuda)
+
+
+def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    matrices = [m.weight for m in module.modules() if isinstance(m, nn.Linear)]
+    chosen = {id(p) for p in matrices}
+    others = [p for p in module.parameters() if p.requires_grad and id(p) not in chosen]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]

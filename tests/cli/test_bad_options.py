@@ -1,0 +1,137 @@
+"""Options that mean nothing: one line with the rule, what came and what to do, and no folder left behind."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from command_line import SMALL, Command
+from tiny_runs import images_file
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
+    yield
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--estimator reinforce", "estimator is one of marginal, straight-through; got 'reinforce'"),
+        ("--estimator marginal:draws=4", "estimator 'marginal' takes samples"),
+        ("--estimator marginal:samples=x", "whole number; got 'x'"),
+        ("--bogus 3", "No such option: --bogus"),
+        ("--epochs many", "Invalid value for '--epochs'"),
+        ("--epochs", "Option '--epochs' requires an argument"),
+        ("--epochs 0", "epochs is at least 1; got 0"),
+        ("--lr nan", "lr is a number greater than 0; got nan"),
+        ("--hidden wide", "--hidden is one or more widths, as in 1024 or 512,512; got 'wide'"),
+        ("--hidden 0", "hidden widths are at least 1"),
+        ("--schedule linear", "schedule is one of cosine, constant; got 'linear'"),
+        ("--label", "leave --label out"),
+        ("--order natural,reversed", "order names 2 orderings, and there are 1 layers"),
+        ("--order sideways", "sideways"),
+        ("--conditioner coupling", "choose --mask halves or random"),
+        ("--conditioner coupling --mask stripes", "stripes"),
+        ("--device cuda:63", "device 'cuda:63' is not there: this machine has cpu"),
+        ("--device nonsense", "device is auto, cpu, cuda, cuda:N or mps; got 'nonsense'"),
+        ("--device meta", "device 'meta' is not there"),
+        ("--precision 16-mixed", "16-mixed needs an accelerator"),
+        ("--test 500", "lower validation= and test="),
+        ("--validation 3.5", "whole numbers of rows; got 3.5"),
+        ("--data digits", "--data is 'mnist' or a .npy, .npz or .csv file; got 'digits'"),
+        ("--data none.csv", "none.csv"),
+        ("--seed 99999999999999999999", "seed is below 2^40"),
+        ("--config none.toml", "--config names a file that is not there"),
+        ("--config none.json", "the configuration is missing"),
+        ("--resume", "there is no folder"),
+    ],
+)
+def test_train(xorflow: Command, rows: Path, tmp_path: Path, arguments: str, words: str) -> None:
+    given = ("--data", rows, *SMALL, "--out", tmp_path / "run", *arguments.split())
+    assert words in xorflow("train", *given).refused()
+
+
+def test_resume_needs_a_folder(xorflow: Command) -> None:
+    assert "name its folder, as in --out runs/demo --resume" in xorflow("train", "--resume").refused()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.toml", "epoch = 3", "there is no option 'epoch'"),
+        ("b.toml", 'epochs = "3"', "epochs is a whole number; got '3'"),
+        ("c.toml", "epochs = = 3", "no readable TOML"),
+        ("d.json", '{"version": 2}', "a newer xorflow wrote it"),
+        ("e.json", '{"version": 1, "epochs": []}', "epochs is a whole number; got []"),
+        ("f.json", "nothing", "no readable JSON"),
+    ],
+)
+def test_config(xorflow: Command, tmp_path: Path, name: str, text: str, words: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert words in xorflow("train", "--config", tmp_path / name, "--out", tmp_path / "run").refused()
+
+
+def test_labels_are_of_mnist_only(xorflow: Command, tmp_path: Path) -> None:
+    data = images_file(tmp_path / "images.npy")
+    said = xorflow("train", "--data", data, "--label", "--out", tmp_path / "run")
+    assert "label conditions on MNIST's labels, and the data are a file" in said.refused()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("sample RUN --count 0", "--count is at least 1; got 0"),
+        ("sample RUN --seed -1", "--seed is at least 0"),
+        ("sample RUN --reading backwards", "--reading is latent or deterministic; got 'backwards'"),
+        ("sample RUN --out x.txt", "--out is a .npy or .csv file for this run; got 'x.txt'"),
+        ("sample RUN --out x.png", "got 'x.png'"),
+        ("sample RUN --device cuda:63", "is not there"),
+        ("evaluate RUN --samples 0", "--samples is at least 1; got 0"),
+        ("evaluate RUN --device nonsense", "got 'nonsense'"),
+        ("evaluate", "Missing argument 'RUN'"),
+        ("score RUN", "Missing option '--data'"),
+        ("score RUN --data DATA --samples 0", "--samples is at least 1; got 0"),
+        ("score RUN --data DATA --out x.txt", "--out is a .csv or .npy file for this run; got 'x.txt'"),
+        ("score RUN --data DATA --reading up", "--reading is latent or deterministic"),
+        ("score RUN --data none.csv", "none.csv"),
+        ("dance", "No such command 'dance'"),
+    ],
+)
+def test_reading_commands(
+    xorflow: Command,
+    people: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = {"RUN": str(people / "run"), "DATA": str(people / "people.csv")}
+    assert words in xorflow(*(named.get(word, word) for word in arguments.split())).refused()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("colour,size\nred,L\n", "the model has D = 4 features, but the rows of"),
+        ("colour,size,pet,rooms\nred,L,unicorn,2\n", "holds 'unicorn', which is none of"),
+        ("colour,size,pet,rooms\nred,L,,2\n", "is empty"),
+        ("", "new.csv"),
+    ],
+)
+def test_data_that_do_not_fit_the_run(
+    xorflow: Command, people: Path, tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "new.csv").write_text(text, encoding="utf-8")
+    out = tmp_path / "scores.csv"
+    assert words in xorflow("score", people / "run", "--data", tmp_path / "new.csv", "--out", out).refused()
+    assert not out.exists()
+
+
+def test_a_message_is_shown_as_it_is(xorflow: Command, tmp_path: Path) -> None:
+    """Square brackets in a name are no markup."""
+    name = tmp_path / "[bold]x[/nothing].npy"
+    assert str(name) in xorflow("train", "--data", name, "--out", tmp_path / "run").refused()

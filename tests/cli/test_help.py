@@ -1,0 +1,103 @@
+"""Help that helps: every command, every option, examples; and what a person sees in a terminal."""
+
+import dataclasses
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from command_line import SMALL, Command
+from xorflow import __version__
+from xorflow.cli.display import TrainingDisplay, show_summary, summary_rows
+from xorflow.training import Options, Progress
+
+COMMANDS = ("train", "evaluate", "sample", "score")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ()], ids=str)
+def test_the_first_page_names_every_command(xorflow: Command, arguments: tuple[str, ...]) -> None:
+    said = xorflow(*arguments)
+    assert said.code == 0
+    assert all(name in said.out for name in COMMANDS)
+    assert said.err == ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_shows_examples(xorflow: Command, name: str) -> None:
+    said = xorflow(name, "--help")
+    assert said.code == 0
+    assert "Examples" in said.out
+    assert f"xorflow {name} " in said.out
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_every_option_of_a_run_is_a_flag_with_its_meaning(
+    xorflow: Command, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    page = xorflow("train", "--help").out
+    for field in dataclasses.fields(Options):
+        assert f"--{field.name.replace('_', '-')}" in page
+    assert "The highest learning rate" in page
+    assert "default: 0.001" in page
+    assert {"--config", "--out", "--resume"} <= set(re.findall(r"--[a-z]+", page))
+
+
+def test_the_version(xorflow: Command) -> None:
+    assert xorflow("--version").out == f"xorflow {__version__}\n"
+
+
+def test_without_a_terminal_there_is_no_progress(xorflow: Command, rows: Path, tmp_path: Path) -> None:
+    said = xorflow("train", "--data", rows, "--out", tmp_path / "run", *SMALL)
+    assert said.err == ""
+    assert "\x1b" not in said.out
+
+
+RESULT = {
+    "test": {"nll": 1234.567, "kind": "exact", "stderr": 12.345, "refit_nll": 1300.0},
+    "independent_nll": 2000.0,
+    "parameters": 1_234_567,
+    "epochs": 30,
+    "seconds": 61.24,
+    "device": "cpu",
+    "data": {"name": "mnist"},
+}
+BOUND = RESULT | {
+    "test": {"nll": 99.9, "kind": "lower bound", "samples": 1000, "stderr": None, "refit_nll": 110.0}
+}
+
+
+@pytest.mark.parametrize("result", [RESULT, BOUND], ids=["exact", "bound"])
+def test_each_figure_of_the_summary_is_one_line_of_80_columns(result: dict) -> None:
+    text = io.StringIO()
+    show_summary(Console(file=text, width=80), Path("runs/demo"), result, Path("runs/demo/samples.png"))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    for name, value, meaning in summary_rows(result, "test"):
+        assert any(name in line and value in line and meaning in line for line in lines)
+    assert "runs/demo/samples.png" in text.getvalue()
+    assert "190.10" in text.getvalue()
+
+
+def test_paths_are_shown_as_they_are() -> None:
+    text = io.StringIO()
+    show_summary(Console(file=text, width=40), Path("runs/[bold]x" + "y" * 60), RESULT, Path("s.png"))
+    assert "runs/[bold]x" + "y" * 60 in text.getvalue()
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_progress_bar_fits_the_terminal_and_shows_time_left_and_validation(columns: int) -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=columns, force_terminal=True, color_system=None)
+    with TrainingDisplay(console) as display:
+        display.on_start(11700, Progress(step=100))
+        display.on_step(5000)
+        display.on_epoch({"epoch": 13, "step": 5070, "train_nll": 101.234, "validation_nll": 102.351})
+        display._bar.refresh()
+    frames = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue()))
+    last = [frame for frame in frames if "epoch 13" in frame][-1]
+    assert len(last) <= columns
+    for part in ("43%", "left", "train 101.23", "validation 102.35"):
+        assert part in last

@@ -1,0 +1,194 @@
+"""What a new user types: train, evaluate, sample, score, on a table of words."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import xorflow as xf
+from command_line import SMALL, Command
+from tiny_runs import COLUMNS, assert_same_run, images_file, people_file, read, rows_file
+from xorflow.data import load_rows
+from xorflow.training import open_run
+
+
+def table(path: Path) -> list[list[str]]:
+    with path.open(newline="", encoding="utf-8") as stream:
+        return list(csv.reader(stream))
+
+
+def test_three_commands_from_a_table_to_scores(tmp_path: Path, xorflow: Command) -> None:
+    data, run = people_file(tmp_path / "people.csv"), tmp_path / "run"
+    trained = xorflow("train", "--data", data, "--out", run, *SMALL)
+    assert (trained.code, trained.err) == (0, "")
+    assert "Negative log-likelihood of the test data" in trained.out
+    sampled = xorflow("sample", run, "--count", 30, "--out", tmp_path / "new.csv")
+    assert (sampled.code, sampled.err) == (0, "")
+    scored = xorflow("score", run, "--data", tmp_path / "new.csv", "--out", tmp_path / "scores.csv")
+    assert (scored.code, scored.err) == (0, "")
+    scores = table(tmp_path / "scores.csv")
+    assert scores[0] == ["log_prob"]
+    assert len(scores) == 31
+    assert all(float(cell) < 0 for (cell,) in scores[1:])
+
+
+def test_the_folder_of_a_run_on_words(people: Path) -> None:
+    names = {path.name for path in (people / "run").iterdir()}
+    assert names == {"config.json", "weights.safetensors", "metrics.jsonl", "result.json", "samples.csv"}
+    samples = table(people / "run/samples.csv")
+    assert tuple(samples[0]) == COLUMNS
+    seen = [set(column) for column in zip(*table(people / "people.csv")[1:], strict=True)]
+    assert all(cell in seen[d] for row in samples[1:] for d, cell in enumerate(row))
+    assert len(samples) == 101
+
+
+def test_samples_suit_the_data(tmp_path: Path, xorflow: Command, deep: Path) -> None:
+    assert np.load(deep / "run/samples.npy").shape == (100, 6)
+    data = images_file(tmp_path / "images.npy")
+    assert xorflow("train", "--data", data, "--out", tmp_path / "run", *SMALL).code == 0
+    assert (tmp_path / "run/samples.png").read_bytes().startswith(b"\x89PNG")
+    assert xorflow("sample", tmp_path / "run", "--out", tmp_path / "x.png").code == 0
+    assert (tmp_path / "x.png").exists()
+
+
+def test_score_is_the_log_likelihood_of_the_flow(people: Path, xorflow: Command) -> None:
+    run, data = people / "run", people / "people.csv"
+    found = json.loads(xorflow("score", run, "--data", data, "--json").out)
+    opened = open_run(run)
+    x = load_rows(data, categories=opened.flow.states.sizes, codec=opened.codec)
+    expected = opened.flow().log_prob(x.long()).double()
+    assert found["kind"] == "exact"
+    assert found["rows"] == 200
+    assert found["log_prob"] == pytest.approx(expected.tolist(), abs=1e-5)
+    printed = [float(line) for line in xorflow("score", run, "--data", data).out.split()]
+    assert printed == pytest.approx(found["log_prob"], abs=1e-6)
+
+
+def test_the_deterministic_reading_scores_with_the_greedy_flow(people: Path, xorflow: Command) -> None:
+    run, data = people / "run", people / "people.csv"
+    found = json.loads(xorflow("score", run, "--data", data, "--json", "--reading", "deterministic").out)
+    opened = open_run(run)
+    x = load_rows(data, categories=opened.flow.states.sizes, codec=opened.codec)
+    assert found["log_prob"] == pytest.approx(xf.evaluate.greedy(opened.flow, x).values.tolist(), abs=1e-9)
+
+
+def test_scores_as_an_array(deep: Path, tmp_path: Path, xorflow: Command) -> None:
+    said = xorflow(
+        "score", deep / "run", "--data", deep / "rows.npy", "--samples", 4, "--out", tmp_path / "s.npy"
+    )
+    assert "200 rows (lower bound)" in said.out
+    assert np.load(tmp_path / "s.npy").shape == (200,)
+
+
+def test_two_layers_have_a_bound_and_say_so(deep: Path, xorflow: Command) -> None:
+    result = read(deep / "run/result.json")
+    assert result["test"]["kind"] == "lower bound"
+    assert result["test"]["samples"] == 8
+    found = json.loads(xorflow("evaluate", deep / "run", "--samples", 4, "--json").out)
+    assert found["test"]["kind"] == "lower bound"
+    assert found["test"]["samples"] == 4
+    assert 1 <= found["test"]["ess"] <= 4
+    assert "bound, 4 samples" in xorflow("evaluate", deep / "run", "--samples", 4).out
+    exact = json.loads(xorflow("score", deep / "run", "--data", deep / "rows.npy", "--json", "--reading",
+                               "deterministic").out)  # fmt: skip
+    assert exact["kind"] == "exact"
+
+
+def test_evaluate_repeats_what_the_result_says(people: Path, xorflow: Command) -> None:
+    found = json.loads(xorflow("evaluate", people / "run", "--json").out)
+    result = read(people / "run/result.json")
+    assert found["test"] == result["test"]
+    assert found["validation"] == result["validation"]
+    assert found["data"] == result["data"]
+    shown = xorflow("evaluate", people / "run")
+    assert f"{result['test']['nll']:.3f}" in shown.out
+    assert "exact" in shown.out
+    assert shown.err == ""
+
+
+@pytest.mark.parametrize("reading", ["latent", "deterministic"])
+def test_a_seed_names_samples(people: Path, xorflow: Command, reading: str) -> None:
+    def draw(seed: int) -> list[list[str]]:
+        said = xorflow(
+            "sample", people / "run", "--count", 20, "--seed", seed, "--json", "--reading", reading
+        )
+        return json.loads(said.out)
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+    assert len(draw(1)) == 20
+
+
+def test_samples_without_a_name_replace_nothing(
+    people: Path, tmp_path: Path, xorflow: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "samples.csv").write_text("mine", encoding="utf-8")
+    assert xorflow("sample", people / "run").out == "wrote samples-2.csv\n"
+    assert (tmp_path / "samples.csv").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_run_without_a_name_gets_a_new_folder(
+    tmp_path: Path, xorflow: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows_file(tmp_path / "rows.npy")
+    (tmp_path / "run.toml").write_text('data = "rows.npy"\n', encoding="utf-8")
+    assert xorflow("train", "--data", "rows.npy", *SMALL).code == 0
+    assert xorflow("train", "--config", "run.toml", *SMALL).code == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["rows-1", "rows-2"]
+    assert_same_run(tmp_path / "runs/rows-2", tmp_path / "runs/rows-1")
+
+
+def test_the_configuration_of_a_run_repeats_it_and_flags_override(
+    people: Path, tmp_path: Path, xorflow: Command
+) -> None:
+    config = people / "run/config.json"
+    assert xorflow("train", "--config", config, "--out", tmp_path / "same").code == 0
+    assert_same_run(tmp_path / "same", people / "run")
+    assert (
+        xorflow("train", "--config", config, "--out", tmp_path / "other", "--seed", 5, "--hidden", "8,8").code
+        == 0
+    )
+    other = read(tmp_path / "other/config.json")
+    assert (other["seed"], other["hidden"], other["epochs"]) == (5, [8, 8], 2)
+
+
+def test_flags_switch_off_what_a_file_switched_on(tmp_path: Path, rows: Path, xorflow: Command) -> None:
+    (tmp_path / "run.toml").write_text("direct = true\ntensorboard = true\n", encoding="utf-8")
+    said = xorflow("train", "--config", tmp_path / "run.toml", "--data", rows, "--out", tmp_path / "run",
+                   "--no-tensorboard", *SMALL)  # fmt: skip
+    assert said.code == 0
+    config = read(tmp_path / "run/config.json")
+    assert (config["direct"], config["tensorboard"]) == (True, False)
+
+
+def test_a_finished_run_is_resumed_to_its_result(people: Path, tmp_path: Path, xorflow: Command) -> None:
+    shutil.copytree(people / "run", tmp_path / "run")
+    said = xorflow("train", "--out", tmp_path / "run", "--resume")
+    assert said.code == 0
+    assert "exact" in said.out
+    assert_same_run(tmp_path / "run", people / "run")
+
+
+def test_no_held_out_data_no_likelihood(tmp_path: Path, rows: Path, xorflow: Command) -> None:
+    said = xorflow("train", "--data", rows, "--validation", 0, "--test", 0, "--out", tmp_path / "run", *SMALL)
+    assert said.code == 0
+    assert "No data were held out" in said.out
+    assert xorflow("evaluate", tmp_path / "run", "--json").code == 0
+
+
+def test_a_run_from_python_is_read_by_the_command_line(tmp_path: Path, xorflow: Command) -> None:
+    data = rows_file(tmp_path / "rows.npy")
+    flow = xf.LatentFlow([xf.Layer(xf.MADE(6, (8,), categories=3))], xf.FactorisedBase(6, categories=3))
+    xf.fit(flow, xf.data.load(data), out=tmp_path / "run", epochs=1, device="cpu")
+    found = json.loads(xorflow("score", tmp_path / "run", "--data", data, "--json").out)
+    expected = flow().log_prob(torch.from_numpy(np.load(data)).long())
+    assert found["log_prob"] == pytest.approx(expected.tolist(), abs=1e-4)
+    assert "made by fit() on data named 'rows.npy'" in xorflow("evaluate", tmp_path / "run").refused()
+    clash = xorflow("train", "--config", tmp_path / "run/config.json", "--hidden", 3, "--out", tmp_path / "b")
+    assert "--hidden does not apply" in clash.refused()

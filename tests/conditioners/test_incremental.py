@@ -1,0 +1,70 @@
+"""A MADE evaluated block by block gives what a whole pass gives."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xorflow import MADE
+from xorflow.conditioners import Source
+
+
+@st.composite
+def networks(draw):
+    features = draw(st.integers(1, 9))
+    sizes = st.lists(st.integers(1, 4), min_size=features, max_size=features)
+    torch.manual_seed(draw(st.integers(0, 99)))
+    return MADE(
+        features,
+        draw(st.lists(st.integers(1, 12), max_size=3)),
+        order=tuple(draw(st.permutations(range(features)))),
+        categories=draw(st.one_of(st.integers(2, 4), sizes)),
+        choices=draw(st.sampled_from([None, 2, 6])),
+        sees={draw(st.sampled_from(["state", "x"])): "before"},
+        direct=draw(st.booleans()),
+        context=draw(st.integers(0, 2)),
+    ).double()
+
+
+@given(networks(), st.integers(1, 10))
+def test_walking_along_the_order_gives_the_logits_of_a_whole_pass(net, size):
+    generator = torch.Generator().manual_seed(0)
+    (source,) = net.sees
+    shape = (5, net.features) if net.states.binary else (5, net.features, net.states.width)
+    x = torch.rand(shape, generator=generator, dtype=torch.float64)
+    context = None
+    if net.context_features:
+        context = torch.rand(5, net.context_features, generator=generator, dtype=torch.float64)
+    expected = net({source: x}, context).reshape(5, net.features, -1)[:, list(net.order)]
+    visited = x.reshape(5, net.features, -1)[:, list(net.order)]
+    with torch.no_grad():
+        walk = net.incremental(5, context, size)
+        for block in walk.blocks:
+            part = visited[:, block.first : block.last].flatten(1)
+            found = walk.logits(block, part).reshape(5, block.last - block.first, -1)
+            torch.testing.assert_close(found, expected[:, block.first : block.last], rtol=0, atol=1e-12)
+            walk.settle(block, part)
+    assert [d for block in walk.blocks for d in range(block.first, block.last)] == list(range(net.features))
+
+
+@pytest.mark.parametrize(
+    "sees", [{"state": "up to"}, {"own": "before"}, {"state": "before", "own": "before"}]
+)
+def test_what_sees_more_makes_whole_passes(sees):
+    assert MADE(3, (4,), sees=sees).incremental(1, None, 2) is None
+
+
+def test_trial_values_change_nothing():
+    """Only `settle` is for good: any trials before it leave no trace."""
+    torch.manual_seed(0)
+    net = MADE(6, (8, 8)).double()
+    x = torch.rand(3, 6, dtype=torch.float64)
+    with torch.no_grad():
+        walk = net.incremental(3, None, 2)
+        for block in walk.blocks:
+            for trial in range(3):
+                walk.logits(block, torch.full((3, 2), float(trial), dtype=torch.float64))
+            found = walk.logits(block, x[:, block.first : block.last])
+            whole = net({Source.STATE: x})[:, block.first : block.last]
+            torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
+            walk.settle(block, x[:, block.first : block.last])

@@ -1,0 +1,117 @@
+"""MADE: masks that stay, where it starts, and what it refuses."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import zoo
+from xorflow import MADE, ModelError
+from xorflow.conditioners import MaskedLinear, Source
+from xorflow.estimators import Marginal
+
+
+def masked_layers(module: nn.Module) -> list[MaskedLinear]:
+    return [m for m in module.modules() if isinstance(m, MaskedLinear)]
+
+
+def assert_masked(module: nn.Module) -> None:
+    layers = masked_layers(module)
+    assert any(bool((layer.mask == 0).any()) for layer in layers)
+    for layer in layers:
+        assert bool((layer.weight[layer.mask == 0] == 0).all())
+
+
+def train(flow, optimiser: torch.optim.Optimizer, steps: int = 5) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        x = torch.randint(2, (16, flow.features), generator=generator)
+        optimiser.zero_grad()
+        Marginal()(flow, x, generator=generator).surrogate.backward()
+        optimiser.step()
+
+
+OPTIMISERS = {
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "Adam, decay, amsgrad": lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.1, amsgrad=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("name", ["D4 direct", "D3 depth 3", "D5 explicit, two hidden layers"])
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_training_keeps_the_masks(name, optimiser):
+    flow = zoo.make(name)
+    before = [p.detach().clone() for p in flow.layers.parameters()]
+    train(flow, OPTIMISERS[optimiser](flow.layers.parameters()))
+    assert_masked(flow)
+    assert any(not torch.equal(a, b) for a, b in zip(before, flow.layers.parameters(), strict=True))
+
+
+def test_a_copy_trains_by_itself_and_keeps_the_masks():
+    flow = zoo.make("D4 direct")
+    twin = copy.deepcopy(flow)
+    train(twin, torch.optim.AdamW(twin.layers.parameters(), lr=0.1))
+    assert_masked(twin)
+    fresh = zoo.make("D4 direct")
+    assert all(torch.equal(a, b) for a, b in zip(flow.parameters(), fresh.parameters(), strict=True))
+
+
+def test_loaded_weights_are_masked():
+    flow = zoo.make("D4 direct")
+    leaky = {name: torch.randn_like(value) for name, value in flow.state_dict().items()}
+    flow.load_state_dict(leaky)
+    assert_masked(flow)
+
+
+def test_masks_are_no_weights_and_follow_the_dtype():
+    net = MADE(4, (8,))
+    assert not any("mask" in name for name in net.state_dict())
+    assert {p.dtype for p in net.double().parameters()} == {torch.float64}
+    assert all(layer.mask.dtype == torch.float64 for layer in masked_layers(net))
+
+
+@pytest.mark.parametrize("hidden", [(), (8,), (8, 8)])
+@pytest.mark.parametrize("options", [{}, {"direct": True}, {"categories": 3}, {"categories": (2, 3, 4)}])
+def test_it_starts_where_it_is_told(hidden, options):
+    net = MADE(3, hidden, **options)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(0)
+    shape = (3,) if net.choices.binary else (3, net.choices.width)
+    logits = torch.randn(shape)
+    net.start_at(logits)
+    zero = net.states.encode(torch.zeros(2, 3, dtype=torch.int64), torch.float32)
+    torch.testing.assert_close(net({Source.STATE: zero}), logits.expand(2, *shape), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hidden": (0,)}, r"hidden widths are at least 1, and got \(0,\)"),
+        ({"hidden": (4, -1)}, "at least 1"),
+        ({"order": "sideways"}, "'natural', 'reversed'.*'sideways'"),
+        ({"order": (0, 1, 1)}, r"each of the features 0\.\.2 once, and got \[0, 1, 1\]"),
+        ({"order": (0, 1)}, "once"),
+        ({"order": "random:x"}, "whole number, and got 'x'"),
+        ({"categories": (2, 3)}, "one for each of the 3 features, and has 2"),
+        ({"categories": 0}, "at least 1"),
+        ({"choices": (2, 2, 0)}, "at least 1"),
+        ({"sees": {"state": "after"}}, "'before', 'up to', 'all'.*after"),
+        ({"sees": {"future": "before"}}, "'state', 'previous', 'own', 'x'.*future"),
+        ({"sees": {"state": "coupled"}}, "use Coupling"),
+        ({"features": 0}, "at least one feature"),
+    ],
+)
+def test_what_it_refuses(options, words):
+    with pytest.raises(ModelError, match=words):
+        MADE(**({"features": 3, "hidden": (4,)} | options))
+
+
+@pytest.mark.parametrize(("built", "came"), [(0, 2), (2, 0), (2, 3)])
+def test_a_context_of_the_wrong_width_is_refused(built, came):
+    net = MADE(2, (4,), context=built)
+    with pytest.raises(ModelError, match=rf"made for {built} context features, and got {came}.*context="):
+        net({Source.STATE: torch.zeros(1, 2)}, torch.zeros(1, came) if came else None)

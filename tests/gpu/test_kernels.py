@@ -1,0 +1,74 @@
+"""The Triton kernels against their plain counterparts, on random input."""
+
+import pytest
+import torch
+
+from xorflow import _kernels
+from xorflow._math import philox_uniforms
+from xorflow.data import Split
+from xorflow.flows.nodes import BinaryNodes
+from xorflow.training.optimiser import FusedAdam
+
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize(("rows", "features"), [(1, 1), (7, 33), (256, 784), (300, 1000)])
+def test_marginal_matches_float64_autograd(rows: int, features: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    logits = (4 * torch.randn(rows, features, generator=generator)).to(CUDA)
+    x = torch.randint(2, (rows, features), generator=generator).float().to(CUDA)
+    base = (3 * torch.randn(features, generator=generator)).to(CUDA)
+    weights = torch.randn(rows, generator=generator).to(CUDA)
+
+    def plain(phi: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        at_one, at_zero = torch.nn.functional.logsigmoid(b), torch.nn.functional.logsigmoid(-b)
+        low = x.double() * at_one + (1 - x.double()) * at_zero
+        return BinaryNodes(phi).log_mixture(torch.stack((low, at_one + at_zero - low), -1)).sum(-1)
+
+    found, expected = [], []
+    for store, function, dtype in (
+        (found, lambda p, b: _kernels.marginal_total(p, x, b), torch.float32),
+        (expected, plain, torch.float64),
+    ):
+        phi, b = (t.detach().clone().to(dtype).requires_grad_() for t in (logits, base))
+        value = function(phi, b)
+        (value * weights.to(dtype)).sum().backward()
+        store += [value.detach().double(), phi.grad.double(), b.grad.double()]
+    for ours, reference in zip(found, expected, strict=True):
+        assert float((ours - reference).norm() / reference.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("start", [0, 1, 7, 8, 1_000_003, 2**33 + 5])
+def test_philox_is_numpys(start: int) -> None:
+    for seed, stride, windows, count in [(0, 0, 1, 1), (5, 17, 3, 100), (2**40 + 1, 10_000, 4, 4097)]:
+        ours = _kernels.philox_uniforms(seed, 4, (start, stride), windows, count, CUDA).cpu()
+        for w in range(windows):
+            expected = torch.from_numpy(philox_uniforms(seed, 4, start + w * stride, count))
+            assert torch.equal(ours[w], expected)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_adam_is_torchs(decoupled: bool) -> None:
+    torch.manual_seed(0)
+    start = [torch.randn(300, 257, device=CUDA), torch.randn(5, device=CUDA)]
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    ours = [t.clone().requires_grad_() for t in start]
+    theirs = [t.clone().double().requires_grad_() for t in start]
+    rate = torch.tensor(1e-2, device=CUDA)
+    fused = FusedAdam([{"params": ours, "weight_decay": 0.1}], lr=rate, decoupled=decoupled)
+    reference = kind([{"params": theirs, "weight_decay": 0.1}], lr=1e-2)
+    for step in range(5):
+        for a, b in zip(ours, theirs, strict=True):
+            b.grad = torch.randn_like(b) * 10 ** (step - 2)
+            a.grad = b.grad.float()
+        fused.step()
+        reference.step()
+    for a, b in zip(ours, theirs, strict=True):
+        assert float((a.double() - b).abs().max()) < 1e-5
+
+
+def test_binarised_rows_are_the_plain_ones() -> None:
+    split = Split(torch.randint(0, 256, (50, 784), dtype=torch.uint8), stochastic=True)
+    rows, noise = torch.randint(50, (64,)), torch.rand(64, 784)
+    plain = split.gather(rows, noise).x
+    assert torch.equal(split.to("cuda").gather(rows.cuda(), noise.cuda()).x.cpu(), plain)

@@ -1,0 +1,51 @@
+"""The public names: a list that changes only on purpose."""
+
+import importlib
+
+import pytest
+
+import xorflow as xf
+
+PUBLIC = {
+    "xorflow": """
+        MADE MLP CheckpointError Conditioner ConfigError Coupling DataError FactorisedBase Flow
+        Intractable LatentFlow Layer LogLikelihood ModelError ModularAffine ModularShift Trace
+        Transform UserError Xor data estimators evaluate fit load refit_base
+    """,
+    "xorflow.estimators": """
+        Estimator Loss Marginal StraightThrough
+    """,
+    "xorflow.conditioners": """
+        MADE MLP Conditioner Coupling Dependence MaskedLinear Source coupling_mask ranks
+        resolve_order
+    """,
+    "xorflow.flows": """
+        GREEDY BinaryNodes CategoricalNodes Draws Flow FlowDistribution LatentFlow Layer Nodes Point
+        SampleNoise Stack Trace refit_base
+    """,
+}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_are_pinned(module):
+    found = importlib.import_module(module)
+    assert sorted(found.__all__) == sorted(PUBLIC[module].split())
+    assert all(hasattr(found, name) for name in found.__all__)
+
+
+@pytest.mark.parametrize(
+    "error", [xf.CheckpointError, xf.ConfigError, xf.DataError, xf.Intractable, xf.ModelError]
+)
+def test_our_errors_have_one_base(error):
+    assert issubclass(error, xf.UserError)
+    assert error.__doc__
+
+
+@pytest.mark.parametrize("error", [xf.ConfigError, xf.DataError, xf.ModelError])
+def test_bad_values_are_value_errors_too(error):
+    assert issubclass(error, ValueError)
+
+
+def test_public_names_are_documented():
+    for name in xf.__all__:
+        assert getattr(xf, name).__doc__, name

@@ -1,0 +1,271 @@
+"""Likelihoods of data: exact, greedy and importance-sampled."""
+
+import inspect
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import zoo
+from enumeration import all_choices, all_states, enumerated
+from xorflow import (
+    MADE,
+    ConfigError,
+    DataError,
+    FactorisedBase,
+    Intractable,
+    LatentFlow,
+    Layer,
+    LogLikelihood,
+    ModelError,
+    evaluate,
+)
+from xorflow._math import philox_uniforms
+from xorflow.conditioners import Conditioner, Source
+from xorflow.data import Split
+from xorflow.evaluate import _IMPORTANCE_STREAM, _log_weights
+
+SMALL = ["D2", "K3 posterior", "D3 posterior", "D2 depth 3", "D3 depth 2 posterior", "chain posterior",
+         "coupling D2", "K 3, 1, 2 own", "D2 depth 2 context", "affine K3 posterior"]  # fmt: skip
+
+
+def close(found, expected, atol=1e-12):
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def all_weights(flow: LatentFlow, proposal: str, stop: int) -> tuple[Tensor, Tensor]:
+    """For each u of the layers before `stop`: log proposal(u given x) and the log weight, both (T, X)."""
+    x, u = all_states(flow.states.sizes), all_choices(flow, stop)
+    context = zoo.context(flow)
+    draws = u[:, None].expand(-1, len(x), -1, -1)
+    with torch.no_grad():
+        weights = _log_weights(flow, flow.encode(x), context, draws, stop, proposal)
+        if stop == 0:
+            return torch.zeros_like(weights), weights
+        trace = flow.run(flow.encode(x), draws=draws, context=context, stop=stop, proposal=proposal)
+        chosen = trace.log_q() if proposal == "q" else trace.log_p()
+    return chosen.sum((-1, -2)).expand_as(weights), weights
+
+
+def cases() -> list[tuple[str, str, bool]]:
+    found = []
+    for name in SMALL:
+        flow = zoo.make(name)
+        proposals = ("p", "q") if flow.has_posterior else ("p",)
+        summed = (True, False) if flow.last_layer_summable else (False,)
+        found += [(name, proposal, last) for proposal in proposals for last in summed]
+    return found
+
+
+@pytest.mark.parametrize(("name", "proposal", "sum_last"), cases())
+def test_weights_are_unbiased_for_the_likelihood(name, proposal, sum_last):
+    flow = zoo.make(name)
+    log_proposal, log_weights = all_weights(flow, proposal, flow.depth - sum_last)
+    close((log_proposal + log_weights).exp().sum(0), enumerated(name).log_p.exp())
+
+
+@pytest.mark.parametrize(("name", "proposal", "sum_last"), cases())
+def test_the_bound_rises_with_the_samples(name, proposal, sum_last):
+    """E[log mean of K weights] over all K-tuples of choices, K = 1, 2, 3, and log p above them."""
+    flow = zoo.make(name)
+    log_proposal, log_weights = (t[:, -1].numpy() for t in all_weights(flow, proposal, flow.depth - sum_last))
+    p, w = np.exp(log_proposal), np.exp(log_weights)
+    bounds = []
+    for samples in (1, 2, 3) if len(p) <= 40 else (1, 2):
+        total = 0.0
+        probability, mean = np.ones(1), np.zeros(1)
+        for _ in range(samples):
+            probability = np.multiply.outer(probability, p).ravel()
+            mean = np.add.outer(mean, w / samples).ravel()
+        total = float((probability * np.log(mean)).sum())
+        bounds.append(total)
+    highest = float(enumerated(name).log_p[-1])
+    assert all(a <= b + 1e-12 for a, b in itertools.pairwise([*bounds, highest]))
+
+
+class ExactPosterior(Conditioner):
+    """q(u given x) of a depth-1 flow in closed form."""
+
+    def __init__(self, layer: Layer, base: FactorisedBase) -> None:
+        net = layer.conditioner
+        super().__init__(
+            net.features,
+            categories=net.states.sizes,
+            choices=net.choices.sizes,
+            sees={"x": "all"},
+            order=None,
+            context=0,
+        )
+        self.parts = (net, layer.transform, base)
+
+    def forward(self, inputs, context=None):
+        net, transform, base = self.parts
+        logits = net({Source.STATE: inputs[Source.X]}, context)
+        rewards = transform.outcomes(base.log_table(), inputs[Source.X])
+        return logits + (rewards[..., 1] - rewards[..., 0] if net.choices.binary else rewards)
+
+    def start_at(self, logits):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("name", ["D4 random", "K 2, 3, 4", "affine K5", "D1"])
+def test_the_exact_posterior_has_constant_weights(name):
+    flow = zoo.make(name)
+    layer = flow.layers[0]
+    posterior = ExactPosterior(layer, flow.base)
+    better = LatentFlow([Layer(layer.conditioner, layer.transform, posterior)], flow.base)
+    x = all_states(flow.states.sizes)
+    found = evaluate.importance(better, x, samples=7, proposal="q", sum_last=False)
+    close(found.values, enumerated(name).log_p)
+    close(found.effective_samples, torch.full((len(x),), 7.0).double(), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "name", ["D3 depth 2 posterior", "K 2, 3 depth 3", "K 3, 1, 2 own", "D2 depth 2 context"]
+)
+@pytest.mark.parametrize("sum_last", [True, False])
+def test_samples_are_those_of_the_stated_noise(name, sum_last):
+    """All noise at once, by hand, against the streamed evaluation in small pieces."""
+    flow, samples, seed = zoo.make(name), 23, 5
+    x = all_states(flow.states.sizes)
+    context = zoo.rows_of_context(flow, len(x))
+    stop = flow.depth - (sum_last and flow.last_layer_summable)
+    size = (samples, len(x), stop, flow.features)
+    uniforms = philox_uniforms(seed, _IMPORTANCE_STREAM, 0, math.prod(size))
+    noise = torch.from_numpy(uniforms).reshape(size).double()
+    with torch.no_grad():
+        weights = _log_weights(flow, flow.encode(x), context, noise, stop, "p")
+    expected = torch.logsumexp(weights, 0) - math.log(samples)
+    per_sample = 8 * stop * flow.features
+    for memory in (1, per_sample, 3 * per_sample, 5 * len(x) * per_sample, 2**28):
+        found = evaluate.importance(
+            flow, x, context, samples=samples, seed=seed, sum_last=sum_last, memory=memory
+        )
+        close(found.values, expected)
+        w = (weights - weights.amax(0)).exp()
+        close(found.effective_samples, w.sum(0) ** 2 / (w**2).sum(0), atol=1e-9)
+
+
+@pytest.mark.parametrize("proposal", ["p", "q"])
+def test_many_samples_come_near_the_likelihood(proposal):
+    """The mean of 4000 weights within five standard errors of p(x), these known by enumeration."""
+    name, x = "D3 depth 2 posterior", all_states((2,) * 3)
+    flow, p = zoo.make(name), enumerated(name).log_p.exp()
+    log_proposal, log_weights = all_weights(flow, proposal, 1)
+    variance = (log_proposal + 2 * log_weights).exp().sum(0) - p**2
+    found = evaluate.importance(flow, x, samples=4000, proposal=proposal)
+    assert bool(((found.values.exp() - p).abs() < 5 * (variance / 4000).sqrt()).all())
+    again = evaluate.importance(flow, x, samples=4000, proposal=proposal, seed=1)
+    assert not torch.equal(found.values, again.values)
+
+
+def test_at_depth_one_importance_is_exact_with_the_layer_summed_out():
+    found = evaluate.importance(zoo.make("K 2, 3, 4"), all_states((2, 3, 4)), samples=3)
+    close(found.values, enumerated("K 2, 3, 4").log_p)
+    assert found.kind == "lower bound"
+    assert found.ess == pytest.approx(3)
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_exact_and_greedy(name):
+    flow = zoo.make(name)
+    x = all_states(flow.states.sizes)
+    context = zoo.rows_of_context(flow, len(x))
+    exact, greedy = evaluate.exact(flow, x, context, batch_size=3), evaluate.greedy(flow, x, context)
+    close(exact.values, enumerated(name).log_p)
+    assert exact.kind == greedy.kind == "exact"
+    assert abs(float(greedy.values.exp().sum()) - 1) < 1e-10
+    close(greedy.values, evaluate.exact(flow.greedy(), x, context).values)
+    for found in (exact, greedy, evaluate.importance(flow, x, context, samples=2)):
+        assert bool((found.values <= -flow.base.floor() + 1e-12).all())
+
+
+def test_greedy_reads_the_generator_alone():
+    """The most probable u of a posterior gives no likelihood: nothing here offers it."""
+    flow = zoo.make("D3 depth 2 posterior")
+    x = all_states((2,) * 3)
+    before = evaluate.greedy(flow, x).values
+    with torch.no_grad():
+        for layer in flow.layers:
+            for parameter in layer.posterior.parameters():
+                parameter.normal_()
+    assert torch.equal(evaluate.greedy(flow, x).values, before)
+    assert "proposal" not in inspect.signature(evaluate.greedy).parameters
+    assert "proposal" not in inspect.signature(evaluate.exact).parameters
+
+
+def test_the_fields_of_a_result():
+    values = torch.tensor([-1.0, -2.0, -6.0], dtype=torch.float64)
+    found = LogLikelihood(values, "lower bound", 4, 10, torch.tensor([1.0, 2.0, 3.0]))
+    assert found.nll == 3
+    assert found.bits_per_dim == pytest.approx(3 / (4 * math.log(2)))
+    assert found.stderr == pytest.approx(np.std([1, 2, 6], ddof=1) / math.sqrt(3))
+    assert found.ess == 2
+    assert found.summary() == {
+        "nll": 3.0,
+        "kind": "lower bound",
+        "stderr": found.stderr,
+        "bits_per_dim": found.bits_per_dim,
+        "rows": 3,
+        "samples": 10,
+        "ess": 2.0,
+    }
+    single = LogLikelihood(values[:1], "exact", 4)
+    assert math.isnan(single.stderr)
+    assert single.ess is None
+    assert single.summary()["stderr"] is None
+
+
+@pytest.mark.parametrize("how", [evaluate.exact, evaluate.greedy, evaluate.importance])
+def test_rows_and_splits(how):
+    flow = zoo.make("K 2, 3, 4")
+    x = all_states((2, 3, 4)).to(torch.uint8)
+    assert torch.equal(how(flow, Split(x)).values, how(flow, x).values)
+    assert how(flow, x[:1]).values.shape == (1,)
+    with_context = zoo.make("D3 context")
+    rows, context = all_states((2,) * 3), torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+    both = [how(with_context, Split(rows, context)), how(with_context, rows, context)]
+    assert torch.equal(both[0].values, both[1].values)
+    assert torch.equal(
+        how(zoo.make("D3 linear"), Split(rows, context)).values, how(zoo.make("D3 linear"), rows).values
+    )
+
+
+@pytest.mark.parametrize("how", [evaluate.exact, evaluate.greedy, evaluate.importance])
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (torch.zeros(0, 3, dtype=torch.int64), "at least one row"),
+        (torch.zeros(2, 4, dtype=torch.int64), "D = 3"),
+        (torch.zeros(3, dtype=torch.int64), r"table \(N, D\), and got shape \(3,\)"),
+        (torch.full((2, 3), 2), "K = 2"),
+        (torch.full((2, 3), 0.5), "integers"),
+        (Split(torch.zeros(2, 4, dtype=torch.uint8)), "flow has 3 features, and the data have 4"),
+        (Split(torch.full((2, 3), 2, dtype=torch.uint8)), "K = 2"),
+    ],
+)
+def test_bad_data_are_refused(how, data, words):
+    with pytest.raises(DataError, match=words):
+        how(zoo.make("D3 linear"), data)
+
+
+def test_what_cannot_be_had_is_refused():
+    x = all_states((2,) * 3)
+    with pytest.raises(ConfigError, match="at least one sample, and got samples=0"):
+        evaluate.importance(zoo.make("D3 reversed"), x, samples=0)
+    with pytest.raises(ModelError, match="posterior in every layer"):
+        evaluate.importance(zoo.make("D3 depth 3"), x, proposal="q")
+    with pytest.raises(ModelError, match="context features, and got 0"):
+        evaluate.exact(zoo.make("D3 context"), x)
+    layers = [Layer(MADE(30, (4,), order=order)) for order in ("natural", "reversed")]
+    with pytest.raises(Intractable, match=r"importance\(\).*greedy\(\)"):
+        evaluate.exact(LatentFlow(layers, FactorisedBase(30)), torch.zeros(1, 30, dtype=torch.int64))
+
+
+def test_an_unknown_proposal_is_refused() -> None:
+    flow = LatentFlow([Layer(MADE(2, hidden=(4,)))], FactorisedBase(2))
+    with pytest.raises(ConfigError, match=r"'p' .* or 'q'"):
+        evaluate.importance(flow, torch.zeros(1, 2, dtype=torch.int64), proposal="r")

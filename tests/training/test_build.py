@@ -1,0 +1,198 @@
+"""From options to data, flow and estimator."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tiny_runs import images_file, rows_array, rows_file, tiny_dataset, tiny_flow, tiny_options
+from xorflow import evaluate
+from xorflow.conditioners import MADE, Coupling
+from xorflow.data import Split
+from xorflow.errors import CheckpointError, ConfigError, DataError, ModelError
+from xorflow.estimators import Marginal, StraightThrough
+from xorflow.training import (
+    Options,
+    build_data,
+    build_estimator,
+    build_flow,
+    flow_from_spec,
+    flow_to_spec,
+    independent_nll,
+    start_from_data,
+)
+from xorflow.training.build import category_frequencies, estimator_text, layer_orders
+
+
+@pytest.mark.parametrize(
+    ("order", "layers", "expected"),
+    [
+        ("natural", 2, ["natural", "natural"]),
+        ("alternating", 3, ["natural", "reversed", "natural"]),
+        ("random", 2, ["random:0", "random:1"]),
+        ("random:7", 2, ["random:7", "random:7"]),
+        ("natural, random:3", 2, ["natural", "random:3"]),
+    ],
+)
+def test_orders(order: str, layers: int, expected: list[str]) -> None:
+    assert layer_orders(order, layers) == expected
+
+
+def test_as_many_orders_as_layers() -> None:
+    with pytest.raises(ConfigError, match="names 3 orderings, and there are 2 layers"):
+        layer_orders("natural,reversed,natural", 2)
+
+
+@pytest.mark.parametrize("text", ["marginal:samples=8", "marginal:samples=4", "straight-through"])
+def test_estimators_by_name_and_back(text: str) -> None:
+    assert estimator_text(build_estimator(text)) == text
+
+
+def test_estimators_are_what_their_names_say() -> None:
+    assert isinstance(build_estimator("marginal"), Marginal)
+    assert isinstance(build_estimator("straight-through"), StraightThrough)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("reinforce", "estimator is one of marginal, straight-through; got 'reinforce'"),
+        ("marginal:draws=3", "takes samples, written as marginal:KEY=VALUE; got 'draws=3'"),
+        ("marginal:samples", "got 'samples'"),
+        ("marginal:samples=0", "at least one sample"),
+        ("marginal:samples=two", "marginal:samples=two"),
+        ("marginal:samples=2.5", "marginal:samples=2.5"),
+        ("straight-through:samples=2", "takes no options"),
+    ],
+)
+def test_bad_estimators_are_one_line(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_estimator(text)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("conditioner", ["made", "coupling"])
+@pytest.mark.parametrize("transform", ["shift", "affine"])
+def test_flows_survive_their_description(tmp_path: Path, conditioner: str, transform: str) -> None:
+    options = tiny_options(
+        rows_file(tmp_path / "rows.npy"),
+        layers=2,
+        conditioner=conditioner,
+        transform=transform,
+        mask="halves",
+    )
+    flow = build_flow(options, build_data(options))
+    again = flow_from_spec(flow_to_spec(flow))
+    again.load_state_dict(flow.state_dict())
+    x = torch.from_numpy(rows_array(10))
+    assert torch.equal(evaluate.greedy(again, x).values, evaluate.greedy(flow, x).values)
+
+
+def test_options_reach_the_model(tmp_path: Path) -> None:
+    options = tiny_options(
+        rows_file(tmp_path / "rows.npy"),
+        layers=2,
+        order="reversed,random:1",
+        hidden=[8, 4],
+        base="fixed",
+        p0=0.7,
+    )
+    flow = build_flow(options, build_data(options))
+    assert flow.depth == 2
+    assert [type(layer.conditioner) for layer in flow.layers] == [MADE, MADE]
+    assert not flow.base.logits.requires_grad
+    assert flow.base.log_table().exp()[:, 0].tolist() == pytest.approx([0.7] * 6)
+
+
+def test_a_checkerboard_needs_images(tmp_path: Path) -> None:
+    options = tiny_options(rows_file(tmp_path / "rows.npy"), conditioner="coupling")
+    with pytest.raises(ConfigError, match="two-dimensional shape; choose --mask halves"):
+        build_flow(options, build_data(options))
+    pictures = tiny_options(images_file(tmp_path / "images.npy"), conditioner="coupling")
+    flow = build_flow(pictures, build_data(pictures))
+    assert isinstance(flow.layers[0].conditioner, Coupling)
+
+
+def test_files_are_split_as_told(tmp_path: Path) -> None:
+    data = rows_file(tmp_path / "rows.npy")
+    sizes = {
+        name: len(p) for name, p in build_data(tiny_options(data, validation=30, test=0.25)).parts.items()
+    }
+    assert sizes == {"train": 120, "validation": 30, "test": 50}
+    assert list(build_data(tiny_options(data, validation=0, test=0)).parts) == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": "cifar"}, "--data is 'mnist' or a .npy, .npz or .csv file; got 'cifar'"),
+        ({"data": "none.npy"}, "none.npy"),
+        ({"label": True}, "leave --label out"),
+        ({"validation": 2.5}, "whole numbers of rows; got 2.5"),
+        ({"validation": 500}, "lower validation="),
+        ({"data": "mnist", "validation": 0.5}, "whole number of training images"),
+        ({"data": "mnist", "validation": 70_000}, "59999"),
+    ],
+)
+def test_data_that_cannot_be_had(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    options = tiny_options(rows_file(tmp_path / "rows.npy")).replace(**changes)
+    with pytest.raises((ConfigError, DataError)) as error:
+        build_data(options)
+    assert words in str(error.value)
+
+
+def test_an_ordering_that_does_not_exist(tmp_path: Path) -> None:
+    options = tiny_options(rows_file(tmp_path / "rows.npy"), order="sideways")
+    with pytest.raises((ConfigError, ModelError), match="sideways"):
+        build_flow(options, build_data(options))
+
+
+def test_frequencies_are_smoothed_and_know_intensities() -> None:
+    fixed = Split(torch.tensor([[0, 2], [0, 1]], dtype=torch.uint8))
+    table = category_frequencies(fixed, (2, 3))
+    assert table.tolist() == [
+        pytest.approx([2.5 / 3, 0.5 / 3, 0]),
+        pytest.approx([0.5 / 3.5, 1.5 / 3.5, 1.5 / 3.5]),
+    ]
+    grey = Split(torch.tensor([[255, 51]], dtype=torch.uint8), stochastic=True)
+    assert category_frequencies(grey, (2, 2))[:, 1].tolist() == pytest.approx([1.5 / 2, 0.7 / 2])
+
+
+def test_independent_features_by_hand() -> None:
+    data = tiny_dataset()
+    assert data.test is not None
+    table = category_frequencies(data.train, data.categories).numpy()
+    rows = data.test.values.numpy()
+    expected = -np.log(table[np.arange(6), rows]).sum(1).mean()
+    assert independent_nll(data, data.test) == pytest.approx(expected)
+
+
+def test_starting_from_data_begins_near_independent_features() -> None:
+    data, flow = tiny_dataset(), tiny_flow(layers=2)
+    assert data.test is not None
+    start_from_data(flow, data.train)
+    found = evaluate.importance(flow, data.test, samples=50).nll
+    assert found < independent_nll(data, data.test) + 1.0
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"layers": [], "base": {}},
+        {"layers": [{"conditioner": 3}], "base": {"features": 2}},
+        {"layers": 3},
+    ],
+)
+def test_damaged_descriptions_are_refused(spec: dict[str, object]) -> None:
+    with pytest.raises(CheckpointError, match="configuration"):
+        flow_from_spec(spec)
+
+
+def test_mnist_by_default() -> None:
+    data = build_data(Options(label=True))
+    assert data.context_features == 10
+    assert {name: len(part) for name, part in data.parts.items()} == {
+        "train": 50_000, "validation": 10_000, "test": 10_000
+    }  # fmt: skip

@@ -1,0 +1,160 @@
+"""An interrupted run goes on to the weights, bit for bit, of one that was not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tiny_runs import DEEP, StopAt, assert_same_run, read, rows_file, tiny_options
+from xorflow.errors import CheckpointError, ConfigError
+from xorflow.training import Interrupted, Options, open_run, resume_run, train_run
+from xorflow.training.checkpoint import load_snapshot
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Options, Path]:
+    """Three epochs of five steps, never interrupted."""
+    folder = tmp_path_factory.mktemp("reference")
+    options = tiny_options(rows_file(folder / "rows.npy"), epochs=3, **DEEP)
+    train_run(options, folder / "run")
+    return options, folder / "run"
+
+
+@pytest.fixture
+def interrupted(reference: tuple[Options, Path], tmp_path: Path) -> Path:
+    with pytest.raises(Interrupted):
+        train_run(reference[0], tmp_path / "run", StopAt({7}))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    "steps", [{1}, {3, 4, 9}, {5}, {5, 6}, {10, 11, 14}, {15}, set(range(1, 16))], ids=str
+)
+def test_interrupted_at_any_step(reference: tuple[Options, Path], tmp_path: Path, steps: set[int]) -> None:
+    options, expected = reference
+    run, watch = tmp_path / "run", StopAt(steps)
+    with pytest.raises(Interrupted):
+        train_run(options, run, watch)
+    for _ in range(len(steps) - 1):
+        with pytest.raises(Interrupted):
+            resume_run(run, {}, watch)
+    resume_run(run, {}, watch)
+    assert watch.seen == list(range(1, 16))  # no step twice, none left out
+    assert_same_run(run, expected)
+    assert not (run / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"optimiser": "sgd", "clip": 0.1}, {"optimiser": "adamw", "weight_decay": 0.1}]
+)
+def test_other_optimisers_resume_too(tmp_path: Path, changes: dict[str, object]) -> None:
+    options = tiny_options(rows_file(tmp_path / "rows.npy"), lr=0.05, warmup=3, validate_every=2, **changes)
+    train_run(options, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train_run(options, tmp_path / "cut", StopAt({6}))
+    resume_run(tmp_path / "cut", {})
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_a_checkpoint_every_step_changes_nothing(reference: tuple[Options, Path], tmp_path: Path) -> None:
+    options, expected = reference
+    with pytest.raises(Interrupted):
+        train_run(options.replace(checkpoint_seconds=0), tmp_path / "run", StopAt({5}))
+    resume_run(tmp_path / "run", {})
+    assert_same_run(tmp_path / "run", expected)
+
+
+def test_a_run_that_never_reached_a_checkpoint_begins_anew(
+    reference: tuple[Options, Path], tmp_path: Path
+) -> None:
+    class Crash(StopAt):
+        def on_step(self, step: int) -> None:
+            if step == 8:
+                raise RuntimeError("a crash")
+
+    options, expected = reference
+    with pytest.raises(RuntimeError, match="a crash"):
+        train_run(options, tmp_path / "run", Crash(()))
+    assert load_snapshot(tmp_path / "run") is None
+    resume_run(tmp_path / "run", {})
+    assert_same_run(tmp_path / "run", expected)
+
+
+def test_a_finished_run_returns_its_result_untouched(reference: tuple[Options, Path]) -> None:
+    run = reference[1]
+    before = {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
+    assert resume_run(run, {}) == read(run / "result.json")
+    assert {path.name: path.stat().st_mtime_ns for path in run.iterdir()} == before
+
+
+@pytest.mark.parametrize(("name", "value"), [("lr", 0.5), ("epochs", 9), ("hidden", [8]), ("seed", 4)])
+def test_a_changed_option_is_named_with_both_values(interrupted: Path, name: str, value: object) -> None:
+    before = sorted(path.name for path in interrupted.rglob("*"))
+    with pytest.raises(ConfigError) as error:
+        resume_run(interrupted, {name: value})
+    kept = read(interrupted / "config.json")[name]
+    assert f"{name} is {kept!r} in {interrupted} and {value!r} here" in str(error.value)
+    assert sorted(path.name for path in interrupted.rglob("*")) == before
+
+
+def test_harmless_options_may_change(interrupted: Path, reference: tuple[Options, Path]) -> None:
+    resume_run(interrupted, {"checkpoint_seconds": 0.0, "device": "auto", "tensorboard": True, "lr": 0.001})
+    assert_same_run(interrupted, reference[1])
+    assert list((interrupted / "tensorboard").iterdir())
+
+
+def _changed(path: Path, row: int) -> None:
+    x = np.load(path)
+    x[row, 0] = (x[row, 0] + 1) % 3
+    np.save(path, x)
+
+
+def test_changed_data_are_noticed_wherever_they_changed(tmp_path: Path) -> None:
+    data = rows_file(tmp_path / "rows.npy", rows=40)
+    options = tiny_options(data, batch_size=8)
+    with pytest.raises(Interrupted):
+        train_run(options, tmp_path / "run", StopAt({2}))
+    original = data.read_bytes()
+    for row in range(40):
+        _changed(data, row)
+        with pytest.raises(
+            ConfigError, match=r"needs the data it was trained on, and the .* part of .*rows\.npy"
+        ):
+            resume_run(tmp_path / "run", {})
+        data.write_bytes(original)
+    resume_run(tmp_path / "run", {})
+    _changed(data, 3)
+    with pytest.raises(ConfigError, match="different now"):
+        open_run(tmp_path / "run").data()
+
+
+def test_other_numbers_of_rows_are_named(interrupted: Path, tmp_path: Path) -> None:
+    data = Path(read(interrupted / "config.json")["data"])
+    original = data.read_bytes()
+    np.save(data, np.load(data)[:100])
+    with pytest.raises(ConfigError, match="the sizes of"):
+        resume_run(interrupted, {})
+    data.write_bytes(original)
+
+
+def test_an_unfinished_run_is_not_opened(interrupted: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"not finished; continue it with: xorflow train --out .*run --resume"
+    ):
+        open_run(interrupted)
+
+
+@pytest.mark.parametrize(
+    ("pointer", "words"),
+    [('{"version": 9}', "version 9"), ('{"version": 1}', "lacks 'progress'"), ("{", "no readable JSON")],
+)
+def test_a_damaged_checkpoint_is_one_line(interrupted: Path, pointer: str, words: str) -> None:
+    (interrupted / "checkpoints/latest.json").write_text(pointer, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=words):
+        resume_run(interrupted, {})
+
+
+def test_files_of_a_killed_writer_are_swept_up(interrupted: Path) -> None:
+    (interrupted / ".weights.safetensors.abc.tmp").write_bytes(b"half")
+    resume_run(interrupted, {})
+    assert not list(interrupted.glob(".*"))

@@ -1,0 +1,158 @@
+"""Files that are there wholly or not at all, and tensors in shards."""
+
+import ast
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import xorflow
+from xorflow.errors import CheckpointError
+from xorflow.training import storage
+from xorflow.training.storage import load_tensors, read_json, save_tensors, write_bytes, write_json
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(storage, "SHARD_BYTES", 1000)
+    return 1000
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert found[name].shape == tensor.shape, name
+        assert torch.equal(found[name], tensor), name
+
+
+MIXED = {
+    "float": torch.randn(3, 4),
+    "double": torch.randn(5, dtype=torch.float64),
+    "half": torch.randn(2, 2).to(torch.bfloat16),
+    "count": torch.tensor(7),
+    "scalar": torch.tensor(0.5),
+    "bytes": torch.arange(9, dtype=torch.uint8),
+    "mask": torch.tensor([True, False]),
+    "transposed": torch.arange(6.0).reshape(2, 3).T,
+    "empty": torch.zeros(0, 3),
+}
+
+
+def test_round_trip_of_types_scalars_and_views(tmp_path: Path) -> None:
+    save_tensors(tmp_path, "weights", MIXED)
+    assert os.listdir(tmp_path) == ["weights.safetensors"]
+    assert_equal(load_tensors(tmp_path, "weights"), MIXED)
+
+
+def test_round_trip_in_shards(tmp_path: Path, small_shards: int) -> None:
+    tensors = MIXED | {
+        "long": torch.randn(1777),
+        "tall": torch.randn(700, 3),
+        "one row larger than a shard": torch.randn(2, 900, dtype=torch.float64),
+    }
+    save_tensors(tmp_path, "weights", tensors)
+    shards = sorted(tmp_path.glob("weights-*-of-*.safetensors"))
+    assert len(shards) > 3
+    header = 2000
+    assert all(path.stat().st_size < small_shards + header for path in shards)
+    assert_equal(load_tensors(tmp_path, "weights"), tensors)
+
+
+def test_a_tensor_larger_than_a_shard_is_cut_below_16_mib(tmp_path: Path) -> None:
+    tensors = {"large": torch.arange(9 * 2**20, dtype=torch.float32).reshape(9, -1), "bias": torch.ones(3)}
+    save_tensors(tmp_path, "weights", tensors)
+    sizes = [path.stat().st_size for path in tmp_path.glob("*.safetensors")]
+    assert len(sizes) == 3
+    assert max(sizes) < 16 * 2**20
+    assert_equal(load_tensors(tmp_path, "weights"), tensors)
+
+
+def test_tensors_that_share_memory_are_saved_each(tmp_path: Path) -> None:
+    shared = torch.randn(4)
+    save_tensors(tmp_path, "weights", {"a": shared, "b": shared})
+    assert_equal(load_tensors(tmp_path, "weights"), {"a": shared, "b": shared})
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = tmp_path / "file.bin"
+    write_bytes(path, b"old")
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(
+        CheckpointError, match=r"could not write .*file.bin: No space left on device; .*--resume"
+    ):
+        write_bytes(path, b"new")
+    assert os.listdir(tmp_path) == ["file.bin"]
+    assert path.read_bytes() == b"old"
+
+
+def test_an_interrupted_write_leaves_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_bytes(tmp_path / "file.bin", b"new")
+    assert os.listdir(tmp_path) == []
+
+
+def test_json_round_trip_and_readable_by_others(tmp_path: Path) -> None:
+    write_json(tmp_path / "a" / "b.json", {"x": [1, None, "ü"]})
+    assert read_json(tmp_path / "a" / "b.json", "it") == {"x": [1, None, "ü"]}
+    assert (tmp_path / "a" / "b.json").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "missing"), (b"{", "damaged"), (b"\xff\xfe", "damaged"), (b"[1]", "damaged")],
+)
+def test_bad_json_is_named_by_its_role(tmp_path: Path, content: bytes | None, words: str) -> None:
+    path = tmp_path / "x.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"the plan is {words}.*x\.json"):
+        read_json(path, "the plan")
+
+
+def test_damaged_weights_are_refused(tmp_path: Path, small_shards: int) -> None:
+    save_tensors(tmp_path, "weights", {"a": torch.randn(600)})
+    shard = next(tmp_path.glob("weights-00002*"))
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-7])
+    with pytest.raises(CheckpointError, match="weights are damaged"):
+        load_tensors(tmp_path, "weights")
+    shard.unlink()
+    with pytest.raises(CheckpointError, match="weights are missing"):
+        load_tensors(tmp_path, "weights")
+
+
+@pytest.mark.parametrize("index", [{}, {"shards": 3}, {"shards": [], "shapes": {"a": [2]}}])
+def test_a_damaged_index_is_refused(tmp_path: Path, index: dict[str, object]) -> None:
+    (tmp_path / "weights.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="weights are damaged"):
+        load_tensors(tmp_path, "weights")
+
+
+def test_nothing_in_the_package_unpickles() -> None:
+    """Neither pickle nor a function that uses it: torch.load, torch.save, or numpy with allow_pickle=True."""
+    for path in Path(xorflow.__file__).parent.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+                assert not names & {"pickle", "cloudpickle", "dill", "joblib", "shelve"}, path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                assert ast.unparse(node.func) not in ("torch.load", "torch.save"), path
+                pickled = [k for k in node.keywords if k.arg == "allow_pickle"]
+                assert all(ast.unparse(k.value) == "False" for k in pickled), path
