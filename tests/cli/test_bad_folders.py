@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from command_line import SMALL, Command, Outcome, finish, start
 from tiny_runs import DEEP, StopAt, assert_same_run, people_file, tiny_options
-
 from xorflow.training import Interrupted, train_run
 
 
@@ -41,7 +41,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (shutil.rmtree, "RUN is the folder of a run, and there is no folder"),
     "foreign": (lambda run: (run / "config.json").unlink(), "the run's configuration is missing"),
     "not JSON": (lambda run: truncate(run / "config.json"), "the run's configuration is damaged"),
-    "newer": (lambda run: edit(run, version=2, model=None), "has version 2, this xorflow reads version 1; a newer"),
+    "newer": (
+        lambda run: edit(run, version=2, model=None),
+        "has version 2, this xorflow reads version 1; a newer",
+    ),
     "no version": (lambda run: edit(run, version=None), "xorflow did not write it"),
     "no model": (lambda run: edit(run, model=None), "lacks 'model'"),
     "a key of the future": (lambda run: edit(run, magic=True), "there is no option 'magic'"),

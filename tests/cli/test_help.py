@@ -41,6 +41,7 @@ def test_every_option_of_a_run_is_a_flag_with_its_meaning(
     for field in dataclasses.fields(Options):
         assert f"--{field.name.replace('_', '-')}" in page
     assert "The highest learning rate" in page
+    assert "mnist, or a .npy" in page
     assert "default: 0.001" in page
     assert {"--config", "--out", "--resume"} <= set(re.findall(r"--[a-z]+", page))
 

@@ -192,3 +192,15 @@ def test_a_run_from_python_is_read_by_the_command_line(tmp_path: Path, xorflow: 
     assert "made by fit() on data named 'rows.npy'" in xorflow("evaluate", tmp_path / "run").refused()
     clash = xorflow("train", "--config", tmp_path / "run/config.json", "--hidden", 3, "--out", tmp_path / "b")
     assert "--hidden does not apply" in clash.refused()
+
+
+def test_digits_given_their_labels(tmp_path: Path, xorflow: Command) -> None:
+    run = tmp_path / "run"
+    said = xorflow("train", "--label", "--validation", 59_000, "--hidden", 8, "--epochs", 1, "--out", run)
+    assert said.code == 0
+    assert "the paper's best" in said.out
+    assert (run / "samples.png").exists()
+    digits = json.loads(xorflow("sample", run, "--count", 3, "--json").out)
+    assert np.array(digits).shape == (3, 784)
+    refused = xorflow("score", run, "--data", rows_file(tmp_path / "rows.npy")).refused()
+    assert "this run is conditioned on it" in refused

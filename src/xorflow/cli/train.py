@@ -97,8 +97,9 @@ def _keyword(name: str, kind: Any, option: Any, default: Any = None) -> inspect.
 def _help_texts() -> dict[str, str]:
     """The lines of `Options`' docstring, by field."""
     lines = re.findall(r"^\s+(\w+): (.+)$", inspect.getdoc(Options) or "", flags=re.MULTILINE)
-    plain = {name: text.replace("`", "").replace("[", "\\[") for name, text in lines}
-    return {name: text[0].upper() + text[1:] for name, text in plain.items()}
+    # a text that begins with a value, such as `mnist`, keeps its small letter: that is how it is typed
+    capital = {name: text if text.startswith("`") else text[0].upper() + text[1:] for name, text in lines}
+    return {name: text.replace("`", "").replace("[", "\\[") for name, text in capital.items()}
 
 
 def _train(*, config: Path | None, out: Path | None, resume: bool, **flags: Any) -> None:

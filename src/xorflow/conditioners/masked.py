@@ -76,8 +76,8 @@ class _StaircaseLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        (g,) = gradients
         x, weight, mask = ctx.saved_tensors
+        g = gradients[0].contiguous()  # a broadcast gradient would keep every product from the fast routines
         if torch.is_grad_enabled():  # a gradient of this gradient is wanted: plain operations have one
             return g @ weight, (g.t() @ x) * mask, g.sum(0), None, None
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]

@@ -2,6 +2,7 @@
 
 from xorflow.training.build import ESTIMATORS, build_data, build_estimator, build_flow, start_from_data
 from xorflow.training.checkpoint import Progress
+from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs
 from xorflow.training.loop import Interrupted, Observer, Trainer
 from xorflow.training.options import Options, from_mapping, read_config
 from xorflow.training.results import independent_nll, likelihood, refitted, report
@@ -12,8 +13,11 @@ __all__ = [
     "ESTIMATORS",
     "PARTS",
     "Interrupted",
+    "Job",
+    "JobObserver",
     "Observer",
     "Options",
+    "Outcome",
     "Progress",
     "Run",
     "Trainer",
@@ -33,6 +37,7 @@ __all__ = [
     "refitted",
     "report",
     "resume_run",
+    "run_jobs",
     "start_from_data",
     "train_run",
 ]

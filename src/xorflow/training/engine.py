@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,6 +95,10 @@ class Machinery:
         return [*modules, *states, *(self.average or {}).values(), self.bound_sum]
 
 
+_CAPTURING = threading.Lock()
+"""One capture at a time: runs may be threads of one process."""
+
+
 class EagerEngine:
     """The plain path, on any device: the reference for the captured one."""
 
@@ -139,7 +144,8 @@ class CapturedEngine:
         self._first = torch.zeros((), dtype=torch.int64, device=device)
         self._step = torch.full((1,), step, dtype=torch.int64, device=device)
         self._graph = torch.cuda.CUDAGraph()
-        self._capture(step)
+        with _CAPTURING:
+            self._capture(step)
 
     def _body(self) -> None:
         parts = self._machinery

@@ -57,6 +57,7 @@ class Trainer:
         options: of the run.
         run: the run's folder, or None to keep nothing on disk.
         observer: is told about progress.
+        stop: once set, from any thread, the run saves after its step and raises `Interrupted`.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Trainer:
         options: Options,
         run: Path | None = None,
         observer: Observer | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         estimator.check(flow)
         self.options = options
@@ -97,6 +99,7 @@ class Trainer:
         self.best: dict[str, Tensor] | None = None
         self.metrics = MetricsLog(run, tensorboard=options.tensorboard)
         self._stop_requested = False
+        self._stop = stop
         self._began = self._saved = 0.0  # moments of the monotonic clock
         self._bound_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.not_captured: str | None = None
@@ -152,9 +155,10 @@ class Trainer:
     def _pause(self) -> None:
         """Between two steps: save if it is time to, stop if asked to."""
         due = time.monotonic() - self._saved >= self.options.checkpoint_seconds
-        if due or self._stop_requested:
+        stopping = self._stop_requested or (self._stop is not None and self._stop.is_set())
+        if due or stopping:
             self._save()
-        if self._stop_requested:
+        if stopping:
             raise Interrupted
 
     def _row_order(self, epoch: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,10 @@ from xorflow.training.specs import flow_from_spec, flow_to_spec
 from xorflow.training.storage import TEMPORARY, load_tensors, read_json, save_tensors, write_bytes, write_json
 
 REMEDY = "lower --batch-size or --hidden"
+
+
+_SEEDED = threading.Lock()
+"""Held while weights are drawn: the generator that modules draw from is the process's, and runs may be threads."""
 
 
 def fit(
@@ -82,9 +87,17 @@ def fit(
 
 
 def train_run(
-    options: Options, out: Path, observer: Observer | None = None, *, model: dict | None = None
+    options: Options,
+    out: Path,
+    observer: Observer | None = None,
+    *,
+    model: dict | None = None,
+    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
-    """Train what the options describe into a new folder; `model` is the flow of options without layers."""
+    """Train what the options describe into a new folder; `model` is the flow of options without layers.
+
+    Setting `stop`, from another thread, interrupts the run as Ctrl-C would.
+    """
     resolve_device(options.device)
     estimator = build_estimator(options.estimator)
     dataset = build_data(options)
@@ -92,7 +105,7 @@ def train_run(
     _check(options, estimator, flow)
     prepare_folder(out)
     write_config(out, options, flow, dataset)
-    return _train(flow, estimator, dataset, options, out, observer)
+    return _train(flow, estimator, dataset, options, out, observer, stop)
 
 
 def _check(options: Options, estimator: Estimator, flow: LatentFlow) -> None:
@@ -103,7 +116,13 @@ def _check(options: Options, estimator: Estimator, flow: LatentFlow) -> None:
         require_tensorboard()
 
 
-def resume_run(run: Path, changes: Mapping[str, Any], observer: Observer | None = None) -> dict[str, Any]:
+def resume_run(
+    run: Path,
+    changes: Mapping[str, Any],
+    observer: Observer | None = None,
+    *,
+    stop: threading.Event | None = None,
+) -> dict[str, Any]:
     """Go on with an interrupted run; a finished one returns its result."""
     config = read_config_file(run)
     options = options_of_config(config, run / "config.json")
@@ -117,18 +136,18 @@ def resume_run(run: Path, changes: Mapping[str, Any], observer: Observer | None 
     options = options.replace(**changes)
     if (run / "result.json").exists():
         drop_snapshots(run)
-        return read_json(run / "result.json", "the result")
+        return read_result(run)
     for left in run.glob(f".*{TEMPORARY}"):  # by a process that was killed while it wrote
         left.unlink(missing_ok=True)
     estimator = build_estimator(options.estimator)
     dataset = data_of_run(run, options, config["data_format"])
     flow = _new_flow(options, dataset, config["model"])
     _check(options, estimator, flow)
-    return _train(flow, estimator, dataset, options, run, observer)
+    return _train(flow, estimator, dataset, options, run, observer, stop)
 
 
 def _new_flow(options: Options, dataset: Dataset, model: dict | None) -> LatentFlow:
-    with torch.random.fork_rng(devices=[]), out_of_memory_as_error(REMEDY):
+    with _SEEDED, torch.random.fork_rng(devices=[]), out_of_memory_as_error(REMEDY):
         torch.manual_seed(options.seed)
         flow = build_flow(options, dataset) if options.layers is not None else flow_from_spec(model or {})
     if options.start == "data":
@@ -143,9 +162,10 @@ def _train(
     options: Options,
     run: Path | None,
     observer: Observer | None,
+    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     with out_of_memory_as_error(REMEDY):
-        trainer = Trainer(flow, estimator, dataset, options, run, observer)
+        trainer = Trainer(flow, estimator, dataset, options, run, observer, stop)
         trainer.train()
         result = _result(trainer)
     if run is not None:
@@ -256,6 +276,11 @@ def read_config_file(run: Path) -> dict[str, Any]:
         if not isinstance(config.get(key), dict):
             raise CheckpointError(f"{run / 'config.json'} lacks {key!r}: it is damaged, or not of a run")
     return config
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """The content of a finished run's `result.json`."""
+    return read_json(run / "result.json", "the result")
 
 
 @dataclass(frozen=True)

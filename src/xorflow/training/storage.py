@@ -30,7 +30,8 @@ _KEEP = "what was saved before is untouched: make room or choose another --out, 
 def write_bytes(path: Path, content: bytes, advice: str = _KEEP) -> None:
     """Write a file so that it is there wholly or not at all; `advice` ends the message if it cannot be."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
         try:
             with os.fdopen(descriptor, "wb") as stream:
