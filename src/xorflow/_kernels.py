@@ -94,6 +94,13 @@ def philox_uniforms(
     return _triton.philox_uniforms(seed, stream, starts, windows, count, device)
 
 
+def column_sums(values: Tensor) -> Tensor:
+    """The sums (D,) of float32 values (B, D) over their rows, in a fixed order."""
+    from xorflow import _triton
+
+    return _triton.column_sums(values)
+
+
 def binarise_rows(intensities: Tensor, rows: Tensor, noise: Tensor) -> Tensor:
     """uint8 (B, D): 1 where noise * 255 is below the intensity (N, D) of the row chosen; gather and draw in one launch."""
     from xorflow import _triton

@@ -174,6 +174,24 @@ def _philox_launch(out, key, first, stride, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _column_sums(values, out, rows, width, ROWS: tl.constexpr, COLS: tl.constexpr):
+    cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    total = tl.zeros((ROWS, COLS), dtype=tl.float32)
+    for first in range(0, rows, ROWS):
+        lines = first + tl.arange(0, ROWS)
+        inside = (lines < rows)[:, None] & (cols < width)[None, :]
+        total += tl.load(values + lines[:, None] * width + cols[None, :], mask=inside, other=0.0)
+    tl.store(out + cols, tl.sum(total, 0), mask=cols < width)
+
+
+def column_sums(values: Tensor) -> Tensor:
+    rows, width = values.shape
+    out = values.new_empty(width)
+    _column_sums[(triton.cdiv(width, 8),)](values, out, rows, width, ROWS=128, COLS=8, num_warps=4)
+    return out
+
+
+@triton.jit
 def _binarise_rows(intensities, rows, noise, out, width, BLOCK: tl.constexpr):
     line = tl.program_id(0)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from xorflow import _kernels
+
 _BLOCKS = 8
 """Into how many bands the rows of a staircase are cut; n bands leave (n + 1) / 2n of the products."""
 
@@ -59,15 +61,17 @@ def staircase_bands(mask: Tensor, blocks: int = _BLOCKS) -> tuple[Band, ...] | N
     )
 
 
-class _StaircaseLinear(torch.autograd.Function):
-    """x W' + b where W is zero outside of a staircase: band by band, only the columns that a band sees."""
+class _MaskedProduct(torch.autograd.Function):
+    """x W' + b where W is zero outside of a mask: band by band, if there are bands, only the columns that a band sees."""
 
     @staticmethod
-    def forward(
-        ctx, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, bands: tuple[Band, ...]
-    ) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, bands: tuple[Band, ...] | None
+    ) -> Tensor:
         ctx.save_for_backward(x, weight, mask)
         ctx.bands = bands
+        if bands is None:
+            return torch.addmm(bias, x, weight.t())
         out = x.new_empty(len(x), len(weight))
         for band in bands:
             rows = slice(band.first, band.last)
@@ -78,9 +82,16 @@ class _StaircaseLinear(torch.autograd.Function):
     def backward(ctx, *gradients: Tensor):
         x, weight, mask = ctx.saved_tensors
         g = gradients[0].contiguous()  # a broadcast gradient would keep every product from the fast routines
-        if torch.is_grad_enabled():  # a gradient of this gradient is wanted: plain operations have one
-            return g @ weight, (g.t() @ x) * mask, g.sum(0), None, None
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        g_bias = None if not needs_bias else _column_sums(g)
+        if torch.is_grad_enabled() or ctx.bands is None:  # plain operations, which have gradients themselves
+            return (
+                g @ weight if needs_x else None,
+                (g.t() @ x) * mask if needs_weight else None,
+                g_bias,
+                None,
+                None,
+            )
         g_x = torch.zeros_like(x) if needs_x else None
         g_weight = torch.zeros_like(weight) if needs_weight else None
         for band in ctx.bands:
@@ -90,7 +101,13 @@ class _StaircaseLinear(torch.autograd.Function):
             if g_weight is not None:
                 torch.mm(g[:, rows].t(), x[:, : band.seen], out=g_weight[rows, : band.seen])
                 g_weight[rows, band.full : band.seen].mul_(mask[rows, band.full : band.seen])
-        return g_x, g_weight, g.sum(0) if needs_bias else None, None, None
+        return g_x, g_weight, g_bias, None, None
+
+
+def _column_sums(g: Tensor) -> Tensor:
+    if _kernels.usable(g) and g.dtype == torch.float32 and not torch.is_grad_enabled():
+        return _kernels.column_sums(g)
+    return g.sum(0)
 
 
 class MaskedLinear(nn.Linear):
@@ -105,6 +122,8 @@ class MaskedLinear(nn.Linear):
 
     mask: Tensor
 
+    bands: tuple[Band, ...] | None
+
     def __init__(self, mask: Tensor, *, bias: bool = True) -> None:
         super().__init__(mask.shape[1], mask.shape[0], bias=bias)
         self.register_buffer("mask", mask.to(self.weight.dtype), persistent=False)
@@ -117,14 +136,22 @@ class MaskedLinear(nn.Linear):
         self.weight.mul_(self.mask)
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.bands is not None and input.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+        if self._quicker(input):
             flat = input.reshape(-1, self.in_features)
-            out: Tensor = _StaircaseLinear.apply(flat, self.weight, self.bias, self.mask, self.bands)  # pyright: ignore[reportAssignmentType]
+            bands = self.bands if input.device.type == "cpu" else None
+            out: Tensor = _MaskedProduct.apply(flat, self.weight, self.bias, self.mask, bands)  # pyright: ignore[reportAssignmentType]
             return out.reshape(*input.shape[:-1], self.out_features)
         weight = self.weight
         if weight.requires_grad and torch.is_grad_enabled():
             weight = _MaskGradient.apply(weight, self.mask)
         return linear(input, weight, self.bias)
+
+    def _quicker(self, input: Tensor) -> bool:
+        """On the CPU, where there are bands; on CUDA, where gradients are wanted: one launch less, and a quicker one."""
+        kind = input.device.type
+        if self.bias is None or torch.is_autocast_enabled(kind):
+            return False
+        return self.bands is not None if kind == "cpu" else kind == "cuda" and torch.is_grad_enabled()
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)

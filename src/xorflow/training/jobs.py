@@ -21,10 +21,12 @@ from typing import Any, Protocol
 
 import torch
 
+from xorflow.data import Dataset
 from xorflow.errors import ConfigError, UserError
+from xorflow.training.build import build_data
 from xorflow.training.devices import resolve_device
 from xorflow.training.loop import Interrupted
-from xorflow.training.options import CONFIG_VERSION, Options
+from xorflow.training.options import CONFIG_VERSION, OF_DATA, Options
 from xorflow.training.run import read_result, resume_run, train_run
 from xorflow.training.storage import write_json
 
@@ -85,6 +87,8 @@ class _Crew:
         self._total = total
         self._done = 0
         self._lock = threading.Lock()
+        self._loading = threading.Lock()
+        self._datasets: dict[tuple[Any, ...], Dataset] = {}
 
     def run(self, job: Job) -> Outcome:
         try:
@@ -116,7 +120,17 @@ class _Crew:
     def _in_thread(self, job: Job, device: torch.device) -> dict[str, Any]:
         own_stream = torch.cuda.stream(torch.cuda.Stream(device)) if self._workers > 1 else nullcontext()
         with own_stream:
-            return _train(job, self.stop)
+            if (job.out / "config.json").exists():
+                return _train(job, self.stop)
+            return train_run(job.options, job.out, dataset=self._dataset(job.options, device), stop=self.stop)
+
+    def _dataset(self, options: Options, device: torch.device) -> Dataset:
+        """The data of a job, loaded once for all jobs on the same."""
+        key = tuple(getattr(options, name) for name in OF_DATA)
+        with self._loading:
+            if key not in self._datasets:
+                self._datasets[key] = build_data(options).to(device)
+            return self._datasets[key]
 
     def _in_process(self, job: Job) -> dict[str, Any]:
         threads = max(1, (os.cpu_count() or 1) // self._workers)

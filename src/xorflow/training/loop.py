@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -28,11 +28,14 @@ from xorflow.training.checkpoint import (
     save_snapshot,
 )
 from xorflow.training.devices import resolve_device
-from xorflow.training.engine import CapturedEngine, EagerEngine, Machinery, choose_engine
+from xorflow.training.engine import Engine, Machinery, choose_engine, quick_products
 from xorflow.training.metrics import MetricsLog
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.options import Options
 from xorflow.training.step import Step, learning_rate
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 class Interrupted(Exception):
@@ -75,20 +78,15 @@ class Trainer:
         self.run_folder = run
         self.observer = observer
         self.device = resolve_device(options.device)
-        from lightning_fabric import Fabric  # half of the package's import time, and only training needs it
-
-        self.fabric = Fabric(
-            accelerator=self.device.type,
-            devices=[self.device.index or 0] if self.device.type == "cuda" else 1,
-            precision="32-true" if options.precision in ("auto", "tf32") else options.precision,  # pyright: ignore[reportArgumentType]
-        )
         self.dataset = dataset.to(self.device)
         self.flow = flow
         self.estimator = estimator
         self.step_module = Step(flow, estimator)
-        self.fabric.to_device(self.step_module)
-        optimiser = make_optimiser(self.step_module, options, self.device)
-        wrapped, self.optimiser = self.fabric.setup(self.step_module, optimiser)
+        with quick_products(self.device.type == "cuda"):  # otherwise Fabric logs advice to switch them on
+            self.fabric = _make_fabric(self.device, options.precision)
+            self.fabric.to_device(self.step_module)
+            optimiser = make_optimiser(self.step_module, options, self.device)
+            wrapped, self.optimiser = self.fabric.setup(self.step_module, optimiser)
         self.batch_size = min(options.batch_size, len(self.dataset.train))
         # a last short batch waits for other epochs
         self.steps_per_epoch = len(self.dataset.train) // self.batch_size
@@ -142,12 +140,13 @@ class Trainer:
             self.metrics.close()
         self._install(self.best if self.best is not None else self._evaluation_weights())
 
-    def _train_epoch(self, engine: EagerEngine | CapturedEngine) -> None:
+    def _train_epoch(self, engine: Engine) -> None:
         engine.begin_epoch(self._row_order(self.progress.epoch), self.progress.batch)
         while self.progress.batch < self.steps_per_epoch:
-            engine.step(self.progress.batch, self.progress.step)
-            self.progress.batch += 1
-            self.progress.step += 1
+            left = self.steps_per_epoch - self.progress.batch
+            made = engine.advance(self.progress.batch, self.progress.step, left)
+            self.progress.batch += made
+            self.progress.step += made
             if self.observer:
                 self.observer.on_step(self.progress.step)
             self._pause()
@@ -302,3 +301,13 @@ class Trainer:
         self.generator.set_state(snapshot.tensors["random.generator"])
         self._bound_sum.fill_(self.progress.bound_sum)
         self.metrics.begin(self.progress.epoch)
+
+
+def _make_fabric(device: torch.device, precision: str) -> Fabric:
+    from lightning_fabric import Fabric  # half of the package's import time, and only training needs it
+
+    return Fabric(
+        accelerator=device.type,
+        devices=[device.index or 0] if device.type == "cuda" else 1,
+        precision="32-true" if precision in ("auto", "tf32") else precision,  # pyright: ignore[reportArgumentType]
+    )

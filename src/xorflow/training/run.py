@@ -92,15 +92,17 @@ def train_run(
     observer: Observer | None = None,
     *,
     model: dict | None = None,
+    dataset: Dataset | None = None,
     stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """Train what the options describe into a new folder; `model` is the flow of options without layers.
 
+    `dataset` is the data that the options name, if they are loaded already.
     Setting `stop`, from another thread, interrupts the run as Ctrl-C would.
     """
     resolve_device(options.device)
     estimator = build_estimator(options.estimator)
-    dataset = build_data(options)
+    dataset = dataset or build_data(options)
     flow = _new_flow(options, dataset, model)
     _check(options, estimator, flow)
     prepare_folder(out)
