@@ -1,0 +1,95 @@
+"""The captured engine against the eager one, and interrupted runs, on a CUDA device."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from xorflow.training import Interrupted, Job, Options, Trainer, resume_run, run_jobs, train_run
+from xorflow.training.build import build_data, build_estimator, build_flow
+from xorflow.training.captured import CapturedEngine
+from xorflow.training.engine import EagerEngine, choose_engine
+from xorflow.training.storage import load_tensors
+
+SMALL = {"hidden": [64], "epochs": 2, "batch_size": 250, "validation": 54_000, "device": "cuda"}
+KINDS = {
+    "marginal": {},
+    "fixed base": {"base": "fixed"},
+    "average and clip": {"average": 0.9, "clip": 1.0, "warmup": 3},
+    "adamw": {"optimiser": "adamw", "weight_decay": 0.01},
+    "sgd": {"optimiser": "sgd", "lr": 1e-4},
+    "bf16": {"precision": "bf16-mixed"},
+    "float64": {"precision": "64-true"},
+    "labels": {"label": True},
+    "straight-through, depth 2": {"layers": 2, "order": "alternating", "estimator": "straight-through"},
+    "marginal, depth 2": {"layers": 2, "order": "alternating", "estimator": "marginal:samples=2"},
+    "coupling": {"layers": 2, "conditioner": "coupling", "estimator": "marginal:samples=2"},
+}
+
+
+def _trainer(**options: object) -> Trainer:
+    chosen = Options().replace(**(SMALL | options))
+    dataset = build_data(chosen)
+    torch.manual_seed(0)
+    return Trainer(build_flow(chosen, dataset), build_estimator(chosen.estimator), dataset, chosen)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_steps_are_the_eager_ones(kind: str) -> None:
+    weights = []
+    for engine_class in (EagerEngine, CapturedEngine):
+        trainer = _trainer(**KINDS[kind])
+        engine = (
+            EagerEngine(trainer.machinery)
+            if engine_class is EagerEngine
+            else CapturedEngine(trainer.machinery, 0)
+        )
+        engine.begin_epoch(trainer._row_order(0), 0)
+        made = 0
+        while made < 11:
+            made += engine.advance(made, made, 11 - made)
+        weights.append([*(p.detach().clone() for p in trainer.flow.parameters()), trainer._bound_sum.clone()])
+    for plain, captured in zip(*weights, strict=True):
+        torch.testing.assert_close(captured, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_the_captured_engine_is_chosen() -> None:
+    engine, reason = choose_engine(_trainer().machinery, 0)
+    assert isinstance(engine, CapturedEngine)
+    assert reason is None
+
+
+class _StopAfter:
+    def __init__(self, steps: int, stop: threading.Event) -> None:
+        self.steps, self.stop = steps, stop
+
+    def on_start(self, total_steps: int, progress: object) -> None: ...
+    def on_epoch(self, record: dict) -> None: ...
+    def on_step(self, step: int) -> None:
+        if step >= self.steps:
+            self.stop.set()
+
+
+@pytest.mark.parametrize("kind", ["average and clip", "marginal, depth 2"])
+def test_an_interrupted_run_resumes_to_the_same_weights(kind: str, tmp_path: Path) -> None:
+    options = Options().replace(**(SMALL | KINDS[kind] ))
+    train_run(options, tmp_path / "whole")
+    stop = threading.Event()
+    with pytest.raises(Interrupted):
+        train_run(options, tmp_path / "parts", _StopAfter(9, stop), stop=stop)
+    resume_run(tmp_path / "parts", {})
+    whole, parts = (load_tensors(tmp_path / name, "weights") for name in ("whole", "parts"))
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_runs_at_once_are_the_runs_alone(tmp_path: Path) -> None:
+    options = Options().replace(**SMALL)
+    jobs = [Job(options.replace(seed=seed), tmp_path / f"together-{seed}") for seed in range(4)]
+    assert [outcome.error for outcome in run_jobs(jobs, 4)] == [None] * 4
+    for seed in range(4):
+        train_run(options.replace(seed=seed), tmp_path / f"alone-{seed}")
+        together, alone = (
+            load_tensors(tmp_path / f"{name}-{seed}", "weights") for name in ("together", "alone")
+        )
+        assert all(torch.equal(together[name], alone[name]) for name in alone)
