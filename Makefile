@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export MPLBACKEND := Agg
 
-.PHONY: install test lint types imports pytest demo bench clean
+.PHONY: install test lint types imports pytest demo docs bench clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -28,8 +28,19 @@ imports: install
 pytest: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
+# a demo that was interrupted goes on; a finished one shows its summary again
 demo: install
-	$(BIN)/xorflow train --out runs/demo
+	$(BIN)/xorflow train --out runs/demo $(if $(wildcard runs/demo/config.json),--resume)
+
+# the numbers in documents come from the files in results/
+docs: install
+	$(BIN)/python -m xorflow.report
+
+# speed of this machine, NAME=... names it: benchmarks/results, and docs/performance.md
+bench: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python benchmarks/run.py $(if $(NAME),--name $(NAME))
+	$(BIN)/python benchmarks/report.py
 
 clean:
 	rm -rf $(VENV) build dist runs

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from command_line import SMALL, Command
 from xorflow import __version__
-from xorflow.cli.display import TrainingDisplay, show_summary, summary_rows
+from xorflow.cli.display import TrainingDisplay, show_summary
+from xorflow.report import run_figures
 from xorflow.training import Options, Progress
 
 COMMANDS = ("train", "evaluate", "sample", "score")
@@ -57,29 +58,32 @@ def test_without_a_terminal_there_is_no_progress(xorflow: Command, rows: Path, t
 
 
 RESULT = {
-    "test": {"nll": 1234.567, "kind": "exact", "stderr": 12.345, "refit_nll": 1300.0},
+    "test": {"nll": 1234.567, "kind": "exact", "stderr": 12.345, "refit_nll": 130.0, "refit_stderr": 1.0},
     "independent_nll": 2000.0,
     "parameters": 1_234_567,
     "epochs": 30,
     "seconds": 61.24,
     "device": "cpu",
-    "data": {"name": "mnist"},
+    "data": {"name": "mnist", "shape": [28, 28]},
 }
 BOUND = RESULT | {
     "test": {"nll": 99.9, "kind": "lower bound", "samples": 1000, "stderr": None, "refit_nll": 110.0}
 }
 
 
+@pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("result", [RESULT, BOUND], ids=["exact", "bound"])
-def test_each_figure_of_the_summary_is_one_line_of_80_columns(result: dict) -> None:
+def test_the_summary_has_each_figure_on_a_line_and_says_what_it_is(result: dict, columns: int) -> None:
     text = io.StringIO()
-    show_summary(Console(file=text, width=80), Path("runs/demo"), result, Path("runs/demo/samples.png"))
-    lines = text.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
-    for name, value, meaning in summary_rows(result, "test"):
-        assert any(name in line and value in line and meaning in line for line in lines)
+    show_summary(Console(file=text, width=columns), Path("runs/demo"), result, Path("runs/demo/samples.png"))
+    lines, words = text.getvalue().splitlines(), " ".join(text.getvalue().split())
+    assert max(map(len, lines)) <= columns
+    for figure in run_figures(result, "test", paper_nll=190.1):
+        assert any(line.startswith(figure.name) and figure.value in line for line in lines)
+        assert f"- {figure.meaning}" in words
     assert "runs/demo/samples.png" in text.getvalue()
     assert "190.10" in text.getvalue()
+    assert {line.index(".") for line in lines[1:5]} == {lines[1].index(".")}
 
 
 def test_paths_are_shown_as_they_are() -> None:

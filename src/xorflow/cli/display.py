@@ -12,6 +12,7 @@ from rich.table import Table
 
 from xorflow import training
 from xorflow.experiments import best_of_paper
+from xorflow.report import Figure, reported_part, run_figures
 
 _REFRESH_SECONDS = 0.2
 
@@ -64,18 +65,11 @@ class TrainingDisplay:
 
 def show_summary(console: Console, folder: Path, result: dict[str, Any], samples: Path) -> None:
     """The end of a run: what was reached, beside what it is to be measured by, and what each number is."""
-    part = "test" if "test" in result else "validation"
-    if part in result:
-        console.print(f"Negative log-likelihood of the {part} data, in nats (lower is better)", style="bold")
-        table = Table(box=None, pad_edge=False, show_header=False)
-        table.add_column()
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column()
-        for words, value, meaning in summary_rows(result, part):
-            table.add_row(words, value, meaning)
-        console.print(table)
-    else:
+    part = reported_part(result)
+    if part is None:
         console.print("No data were held out, so there is no likelihood to report.")
+    else:
+        _show_figures(console, part, run_figures(result, part, best_of_paper().nll))
     epochs = f"{result['epochs']} epoch{'s' if result['epochs'] != 1 else ''}"
     lines = (
         f"{result['parameters']:,} weights, {epochs}, {result['seconds']:.1f} s on {result['device']}",
@@ -85,24 +79,16 @@ def show_summary(console: Console, folder: Path, result: dict[str, Any], samples
     console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
 
 
-def summary_rows(result: dict[str, Any], part: str) -> list[tuple[str, str, str]]:
-    """Name, value and meaning of each figure; the meanings fit beside the rest on 80 columns."""
-    found = result[part]
-    kind = {
-        "exact": "exact, all transformations summed out",
-        "lower bound": f"upper bound, {found.get('samples')} importance samples",
-    }[found["kind"]]
-    stderr = "" if found["stderr"] is None else f" ± {found['stderr']:.2f}"
-    rows = [
-        ("this flow, latent", f"{found['nll']:.2f}{stderr}", kind),
-        (
-            "this flow, deterministic",
-            f"{found['refit_nll']:.2f}",
-            "exact, likeliest map, base refitted",
-        ),
-        ("independent features", f"{result['independent_nll']:.2f}", "exact, training frequencies only"),
-    ]
-    if result["data"]["name"] == "mnist":
-        paper = best_of_paper()
-        rows.append(("the paper's best", f"{paper.nll:.2f}", "upper bound, as published"))
-    return rows
+def _show_figures(console: Console, part: str, figures: list[Figure]) -> None:
+    """The figures one below the other, and below them what each is, wrapped to the width of the console."""
+    console.print(f"Negative log-likelihood of the {part} data, in nats (lower is better)", style="bold")
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column(no_wrap=True)
+    widest = max(figure.value.index(".") for figure in figures)
+    for figure in figures:
+        table.add_row(figure.name, " " * (widest - figure.value.index(".")) + figure.value)  # points aligned
+    sentences = Table.grid(padding=(0, 1))
+    for figure in figures:
+        sentences.add_row("-", figure.meaning)
+    console.print(table, "", sentences, "", sep="\n")

@@ -1,5 +1,14 @@
 """Pictures and tables of results."""
 
+from xorflow.report.documents import filled_document, update_documents
 from xorflow.report.images import save_image_grid
+from xorflow.report.summary import Figure, reported_part, run_figures
 
-__all__ = ["save_image_grid"]
+__all__ = [
+    "Figure",
+    "filled_document",
+    "reported_part",
+    "run_figures",
+    "save_image_grid",
+    "update_documents",
+]
