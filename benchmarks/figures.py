@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,51 +11,35 @@ import torch
 from torch import nn
 
 import xorflow as xf
-from references import plain_training_step, sequential_sample, zuko_sampler
-from timing import Figure, alternate, at_least, at_most, seconds
-from xorflow import evaluate
-from xorflow.conditioners import Source
-from xorflow.flows import SampleNoise
-from xorflow.training import (
-    Options,
-    Trainer,
-    build_data,
-    build_estimator,
-    build_flow,
-    start_from_data,
-    train_run,
+from models import mnist_intensities, mnist_test, mnist_trainer, new_flow
+from references import (
+    plain_bound,
+    plain_training_step,
+    sequential_sample,
+    zuko_flow,
+    zuko_sampler,
+    zuko_training_step,
 )
-from xorflow.training.engine import EagerEngine, choose_engine
-from xorflow.training.jobs import Job, run_jobs
+from timing import Figure, alternate, faster_than, seconds, within
+from xorflow import evaluate
+from xorflow.conditioners import MaskedLinear, Source
+from xorflow.flows import SampleNoise
+from xorflow.training import Job, Options, run_jobs, train_run
+from xorflow.training.engine import choose_engine
+from xorflow.training.lockstep import Lockstep
 
 Measure = Callable[[xf.LatentFlow, torch.device], list[Figure]]
+
+PLAIN = "plain eager PyTorch loop"
+D_PASSES = "D-pass sampler"
+ZUKO = "zuko's MAF of the same size"
+LIMIT = "hardware's limit"
 
 
 def for_device(device: torch.device) -> list[Measure]:
     if device.type == "cuda":
-        return [hardware_limit, training_step_gpu, hundred_epochs, eight_runs, sampling_gpu, bound_gpu]
+        return [training_step_gpu, hundred_epochs, eight_runs, sampling_gpu, bound_gpu]
     return [made_against_linear, training_step_cpu, sampling_cpu, bound_cpu]
-
-
-def trained_flow(run: Path | None, device: torch.device, out: Path) -> xf.LatentFlow:
-    """A depth-1 flow on MNIST with trained weights: sampling's cost depends on them."""
-    if run is not None:
-        return xf.load(run, device=str(device))
-    folder = Path(tempfile.mkdtemp(dir=out)) / "run"
-    epochs = 50 if device.type == "cuda" else 10
-    train_run(
-        Options(epochs=epochs, batch_size=256 if device.type == "cuda" else 128, device=str(device)), folder
-    )
-    return xf.load(folder, device=str(device))
-
-
-def _trainer(device: torch.device, **options: object) -> Trainer:
-    chosen = Options(device=str(device)).replace(**options)
-    dataset = build_data(chosen)
-    torch.manual_seed(0)
-    flow = build_flow(chosen, dataset)
-    start_from_data(flow, dataset.train)
-    return Trainer(flow, build_estimator(chosen.estimator), dataset, chosen)
 
 
 # ---- training ----
@@ -74,325 +58,239 @@ def made_against_linear(flow: xf.LatentFlow, device: torch.device) -> list[Figur
 
         return act
 
-    found = alternate(
-        {
-            "made": passes(made, lambda: made({Source.STATE: x})),
-            "linear": passes(plain, lambda: plain(x)),
-        },
-        device,
-        rounds=60,
-        warm_up=5,
-    )
-    ratio = found["linear"] / found["made"]
-    target, met = at_least(ratio, 0.95)
-    return [
-        Figure(
-            "made-forward-backward",
-            1e3 * found["made"],
-            "ms",
-            "torch.nn layers of the same sizes",
-            1e3 * found["linear"],
-            ratio,
-            target,
-            met,
-        )
-    ]
+    actions = {
+        "made": passes(made, lambda: made({Source.STATE: x})),
+        "linear": passes(plain, lambda: plain(x)),
+    }
+    times = alternate(actions, device, rounds=60, warm_up=5)
+    reference = "unmasked torch.nn layers of the same sizes"
+    return [faster_than("made-forward-backward", times["made"], reference, times["linear"], at_least=0.95)]
 
 
 def training_step_cpu(flow: xf.LatentFlow, device: torch.device) -> list[Figure]:
-    """A step of the trainer against a plain eager loop's, on two batch sizes."""
+    """A step of the trainer against a plain eager loop's, on two batch sizes; against zuko's and the limit on one."""
     found = []
     for batch in (128, 256):
-        trainer = _trainer(device, batch_size=batch, epochs=1)
-        engine = EagerEngine(trainer.machinery)
-        engine.begin_epoch(torch.randperm(50_000), 0)
-        reference = plain_training_step(xf.MADE(784, hidden=(1024,)), trainer.dataset.train.values, batch)
-        times = alternate(
-            {"ours": lambda e=engine: e.advance(0, 0, 1), "plain": reference}, device, rounds=60, warm_up=5
-        )
-        ratio = times["plain"] / times["ours"]
-        target, met = at_least(ratio, 1.3)
-        found.append(
-            Figure(
-                f"training-step-cpu-{batch}",
-                1e3 * times["ours"],
-                "ms",
-                "plain eager PyTorch loop",
-                1e3 * times["plain"],
-                ratio,
-                target,
-                met,
-            )
-        )
+        trainer = mnist_trainer(device, batch_size=batch, epochs=1)
+        engine, _ = choose_engine(trainer.machinery, 0)
+        engine.begin_epoch(torch.randperm(len(trainer.dataset.train)), 0)
+        grey = trainer.dataset.train.values
+        actions = {
+            "ours": lambda e=engine: e.advance(0, 0, 1),
+            "plain": plain_training_step(xf.MADE(784, hidden=(1024,)), grey, batch),
+        }
+        theirs = zuko_flow(784, 1024, device) if batch == 128 else None
+        if theirs is not None:
+            actions["zuko"] = zuko_training_step(theirs, grey, batch)
+        times = alternate(actions, device, rounds=60, warm_up=5)
+        name = f"training-step-cpu-{batch}"
+        found.append(faster_than(name, times["ours"], PLAIN, times["plain"], at_least=1.3))
+        if batch == 128:
+            found.append(_against_limit(f"{name}-limit", times["ours"], batch, device))
+        if theirs is not None:
+            note = "a continuous flow on dequantised grey values"
+            found.append(faster_than(f"{name}-zuko", times["ours"], ZUKO, times["zuko"], note=note))
     return found
 
 
 def training_step_gpu(flow: xf.LatentFlow, device: torch.device) -> list[Figure]:
-    """The real trainer's step, the bare captured loop's, and the plain eager loop's; depth 1, width 1024, batch 256."""
-    trainer = _trainer(device, batch_size=256, epochs=40)
-    began = time.perf_counter()
-    trainer.train()
-    whole = trainer.progress.seconds / trainer.total_steps
-    del began
-    bare = _trainer(device, batch_size=256, epochs=40)
-    engine, _ = choose_engine(bare.machinery, 0)
+    """The trainer's own loop, the bare captured loop and the plain eager loop, turn by turn; batch 256."""
+    trainer, bare = (mnist_trainer(device, batch_size=256, epochs=40) for _ in range(2))
+    (engine, _), (bare_engine, _) = (choose_engine(t.machinery, 0) for t in (trainer, bare))
     steps = bare.steps_per_epoch
-    order = torch.randperm(50_000, device=device)
+    order = torch.randperm(len(trainer.dataset.train), device=device)
+    loop = Lockstep([trainer], engine)
 
-    def epoch() -> None:
-        engine.begin_epoch(order, 0)
+    def trainer_epoch() -> None:
+        loop.train_epoch()
+        trainer.progress.batch, trainer.progress.epoch = 0, trainer.progress.epoch + 1
+
+    def bare_epoch() -> None:
+        bare_engine.begin_epoch(order, 0)
         made = 0
         while made < steps:
-            made += engine.advance(made, 0, steps - made)
+            made += bare_engine.advance(made, made, steps - made)
 
-    reference = plain_training_step(xf.MADE(784, hidden=(1024,)), bare.dataset.train.values, 256)
+    step = plain_training_step(xf.MADE(784, hidden=(1024,)), bare.dataset.train.values, 256)
 
     def plain() -> None:
         for _ in range(20):
-            reference()
+            step()
 
-    times = alternate({"captured": epoch, "plain": plain}, device, rounds=5)
-    captured, eager = times["captured"] / steps, times["plain"] / 20
-    in_epochs = _time_in_epochs(device)
-    target, met = at_most(1e3 * in_epochs, 0.12, "ms")
-    overhead = in_epochs / captured - 1
+    times = alternate({"trainer": trainer_epoch, "bare": bare_epoch, "plain": plain}, device, rounds=9)
+    ours, captured, eager = times["trainer"] / steps, times["bare"] / steps, times["plain"] / 20
+    whole = mnist_trainer(device, batch_size=256, epochs=40)
+    whole.train()
+    all_in = whole.progress.seconds / whole.total_steps
+    words = "the trainer's loop over an epoch, order of rows included, validation and files apart"
+    over = f"overhead {100 * (ours / captured - 1):.1f} %, of at most 10 %"
+    validated = "40 epochs with a validation after each"
     return [
-        Figure(
-            "training-step-gpu",
-            1e3 * in_epochs,
-            "ms",
-            "plain eager PyTorch loop",
-            1e3 * eager,
-            eager / in_epochs,
-            target,
-            met,
-            "the trainer's loop over one epoch, validation and files apart",
+        within("training-step-gpu", ours, PLAIN, eager, at_most=0.12, unit="ms", note=words),
+        faster_than("training-step-gpu-bare", captured, PLAIN, eager, note="the captured steps alone"),
+        faster_than(
+            "trainer-overhead-gpu", ours, "bare captured loop", captured, at_least=1 / 1.1, note=over
         ),
-        Figure(
-            "bare-captured-step-gpu",
-            1e3 * captured,
-            "ms",
-            "plain eager PyTorch loop",
-            1e3 * eager,
-            eager / captured,
-            None,
-            None,
-        ),
-        Figure(
-            "trainer-overhead-gpu",
-            100 * overhead,
-            "%",
-            "bare captured loop",
-            1e3 * captured,
-            None,
-            "<= 10 %",
-            overhead <= 0.10,
-        ),
-        Figure(
-            "training-step-gpu-all-in",
-            1e3 * whole,
-            "ms",
-            "plain eager PyTorch loop",
-            1e3 * eager,
-            eager / whole,
-            None,
-            None,
-            "40 epochs with capture and a validation after each",
-        ),
+        faster_than("training-step-gpu-all-in", all_in, PLAIN, eager, note=validated),
+        _against_limit("training-step-gpu-limit", ours, 256, device),
     ]
 
 
-def _time_in_epochs(device: torch.device) -> float:
-    """Seconds a step of the trainer's own epoch loop, capture, validation and files apart."""
-    trainer = _trainer(device, batch_size=256, epochs=4)
-    engine, _ = choose_engine(trainer.machinery, 0)
-    spent = []
-    for epoch in range(4):
-        trainer.progress.batch, trainer.progress.epoch = 0, epoch
-        spent.append(seconds(lambda: trainer._train_epoch(engine), device))
-    return sorted(spent)[1] / trainer.steps_per_epoch
+@functools.cache
+def _ceilings(device: torch.device) -> tuple[float, float]:
+    """Bytes a second by copying, and operations a second by products as training does them (TF32 on CUDA)."""
+    on_cuda = device.type == "cuda"
+    numbers, side = (2**28, 8192) if on_cuda else (2**26, 2048)
+    source = torch.randn(numbers, device=device)
+    target = torch.empty_like(source)
+    a, b = (torch.randn(side, side, device=device) for _ in range(2))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if on_cuda else before)
+    actions = {"copy": lambda: target.copy_(source), "product": lambda: a @ b}
+    times = alternate(actions, device, rounds=10)
+    torch.set_float32_matmul_precision(before)
+    return 2 * 4 * numbers / times["copy"], 2 * side**3 / times["product"]
+
+
+def _against_limit(id: str, step: float, batch: int, device: torch.device) -> Figure:
+    """A training step beside the longer of two times: that of its operations and that of its bytes."""
+    bandwidth, rate = _ceilings(device)
+    layers = [layer for layer in xf.MADE(784, hidden=(1024,)).net if isinstance(layer, MaskedLinear)]
+    used = sum(int(layer.mask.sum()) for layer in layers)
+    stored = sum(layer.weight.numel() for layer in layers)
+    # forward, gradients of all weights, and that of the hidden layer, which needs half of the weights
+    operations = 2 * batch * used * 2.5
+    # forward 1, backward 0.5, gradients written 1, Adam reads 4 and writes 3; activations, six times each
+    moved = 4 * stored * 9.5 + batch * 784 * (1 + 4 * 6) + batch * 1024 * 4 * 6
+    limit = max(operations / rate, moved / bandwidth)
+    note = (
+        f"{operations / 1e9:.2f} GFLOP of weights not masked at {rate / 1e12:.3g} TFLOP/s, {moved / 1e6:.0f} MB at "
+        f"{bandwidth / 1e12:.3g} TB/s, both rates measured; the longer of the two, caches not considered"
+    )
+    return faster_than(id, step, LIMIT, limit, note=note)
 
 
 def hundred_epochs(flow: xf.LatentFlow, device: torch.device) -> list[Figure]:
     """100 epochs of MNIST with validation and checkpoints, from nothing to result.json."""
-    folder = Path(tempfile.mkdtemp()) / "run"
-    spent = seconds(
-        lambda: train_run(Options(epochs=100, batch_size=256, device=str(device)), folder), device
+    step = plain_training_step(xf.MADE(784, hidden=(1024,)), mnist_intensities(device), 256)
+
+    def plain() -> None:
+        for _ in range(50):
+            step()
+
+    eager = alternate({"plain": plain}, device, rounds=5)["plain"] / 50
+    with tempfile.TemporaryDirectory() as folder:
+        options = Options(epochs=100, batch_size=256, device=str(device))
+        spent = seconds(lambda: train_run(options, Path(folder) / "run"), device)
+    steps = 100 * (50_000 // 256)
+    note = (
+        "loading, capture, validations, checkpoints and final evaluation included; the reference is "
+        f"{steps:,} times the median step of the plain loop, and nothing else"
     )
-    target, met = at_most(spent, 10, "s")
-    return [
-        Figure(
-            "hundred-epochs",
-            spent,
-            "s",
-            "none",
-            None,
-            None,
-            target,
-            met,
-            "loading, capture, validations and final evaluation included",
-        )
-    ]
+    return [within("hundred-epochs", spent, PLAIN, steps * eager, at_most=10, note=note)]
 
 
 def eight_runs(flow: xf.LatentFlow, device: torch.device) -> list[Figure]:
     """Eight seeds at once against the same eight one after the other."""
 
-    def train(workers: int) -> Callable[[], None]:
-        def act() -> None:
-            root = Path(tempfile.mkdtemp())
+    def train(workers: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
             options = Options(epochs=40, batch_size=256, device=str(device), validate_every=10)
-            jobs = [Job(options.replace(seed=seed), root / f"seed-{seed}") for seed in range(8)]
+            jobs = [Job(options.replace(seed=seed), Path(folder) / f"seed-{seed}") for seed in range(8)]
             outcomes = run_jobs(jobs, workers)
-            assert all(outcome.error is None for outcome in outcomes), outcomes
+        assert all(outcome.error is None for outcome in outcomes), outcomes
 
-        return act
-
-    together, apart = seconds(train(8), device), seconds(train(1), device)
-    target, met = at_least(apart / together, 3)
+    together, apart = seconds(lambda: train(8), device), seconds(lambda: train(1), device)
+    note = "40 epochs each, from nothing to result.json"
     return [
-        Figure(
-            "eight-runs",
-            together,
-            "s",
-            "one after the other",
-            apart,
-            apart / together,
-            target,
-            met,
-            "40 epochs each, from nothing to result.json",
-        )
-    ]
-
-
-def hardware_limit(flow: xf.LatentFlow, device: torch.device) -> list[Figure]:
-    """The two ceilings, and what a step must at least take: its operations and its bytes."""
-    big = torch.randn(2**28, device=device)
-    copy = torch.empty_like(big)
-    spent = alternate({"copy": lambda: copy.copy_(big)}, device, rounds=10)["copy"]
-    bandwidth = 2 * big.numel() * 4 / spent
-    a, b = (torch.randn(8192, 8192, device=device) for _ in range(2))
-    torch.set_float32_matmul_precision("high")
-    spent = alternate({"product": lambda: a @ b}, device, rounds=10)["product"]
-    torch.set_float32_matmul_precision("highest")
-    rate = 2 * 8192**3 / spent
-    weights = 2 * 784 * 1024
-    operations = 2 * 256 * weights * 2.5  # forward twice, gradients of both weights and of the hidden layer
-    bytes_moved = 4 * weights * (2 + 7) + 256 * 784 * (1 + 4 * 6) + 256 * 1024 * 4 * 6
-    floor = operations / rate + bytes_moved / bandwidth
-    return [
-        Figure("copy-bandwidth", bandwidth / 1e12, "TB/s", "none", None, None, None, None),
-        Figure("tf32-rate", rate / 1e12, "TFLOP/s", "none", None, None, None, None),
-        Figure(
-            "step-floor",
-            1e3 * floor,
-            "ms",
-            "operations and bytes counted, both ceilings measured",
-            None,
-            None,
-            None,
-            None,
-        ),
+        faster_than("eight-runs", together, "one after the other", apart, at_least=3, unit="s", note=note)
     ]
 
 
 # ---- sampling ----
 
 
-def _sampling(flow: xf.LatentFlow, device: torch.device, batch: int, bound: float, rounds: int) -> Figure:
+def _sampling(flow: xf.LatentFlow, device: torch.device, batch: int, rounds: int) -> tuple[float, float, str]:
+    """Our seconds, those of the D-pass sampler on the same noise, and how far the samples agree."""
     noise = SampleNoise.draw(flow, torch.Size([batch]), torch.Generator(device).manual_seed(0))
-    times = alternate(
-        {"ours": lambda: flow.sample_with(noise), "sequential": lambda: sequential_sample(flow, noise)},
-        device,
-        rounds=rounds,
-        warm_up=1,
-    )
+    actions = {"ours": lambda: flow.sample_with(noise), "theirs": lambda: sequential_sample(flow, noise)}
+    times = alternate(actions, device, rounds=rounds, warm_up=1)
     different = int((flow.sample_with(noise) != sequential_sample(flow, noise)).sum())
-    ratio = times["sequential"] / times["ours"]
-    target, met = at_least(ratio, bound)
-    return Figure(
-        f"sampling-{device.type}-{batch}",
-        1e3 * times["ours"],
-        "ms",
-        "one pass for each feature",
-        1e3 * times["sequential"],
-        ratio,
-        target,
-        met,
-        f"{different} of {batch * flow.features} pixels differ from the reference",
-    )
+    note = f"trained weights; {different} of {batch * flow.features:,} pixels differ from the reference's"
+    return times["ours"], times["theirs"], note
+
+
+def _against_zuko(id: str, ours: float, batch: int, device: torch.device) -> list[Figure]:
+    flow = zuko_flow(784, 1024, device)
+    if flow is None:
+        return []
+    spent = alternate({"zuko": zuko_sampler(flow, batch)}, device, rounds=3, warm_up=1)["zuko"]
+    return [faster_than(id, ours, ZUKO, spent, note="a continuous flow, untrained")]
 
 
 def sampling_cpu(flow: xf.LatentFlow, device: torch.device) -> list[Figure]:
     """64 and 100 images against one pass for each feature, and against zuko."""
-    found = [_sampling(flow, device, 64, 50, 5), _sampling(flow, device, 100, 10, 3)]
-    theirs = zuko_sampler(784, 1024, 64, device)
-    if theirs is not None:
-        spent = seconds(theirs, device)
-        ours = found[0].value / 1e3
-        found.append(
-            Figure(
-                "sampling-cpu-64-zuko",
-                1e3 * ours,
-                "ms",
-                "zuko's MAF of the same size",
-                1e3 * spent,
-                spent / ours,
-                None,
-                None,
-            )
-        )
-    return found
+    ours, theirs, note = _sampling(flow, device, 64, rounds=5)
+    more, theirs_more, note_more = _sampling(flow, device, 100, rounds=3)
+    return [
+        faster_than("sampling-cpu-64", ours, D_PASSES, theirs, at_least=50, note=note),
+        faster_than("sampling-cpu-100", more, D_PASSES, theirs_more, at_least=10, note=note_more),
+        *_against_zuko("sampling-cpu-64-zuko", ours, 64, device),
+    ]
 
 
 def sampling_gpu(flow: xf.LatentFlow, device: torch.device) -> list[Figure]:
-    """1,024 images against one pass for each feature; 10,000 images."""
-    noise = SampleNoise.draw(flow, torch.Size([10_000]), torch.Generator(device).manual_seed(0))
-    spent = alternate({"ours": lambda: flow.sample_with(noise)}, device, rounds=5)["ours"]
-    target, met = at_most(spent, 0.1, "s")
-    many = Figure("sampling-cuda-10000", spent, "s", "none", None, None, target, met)
-    return [_sampling(flow, device, 1024, 40, 3), many]
+    """1,024 and 10,000 images against one pass for each feature, and against zuko where it is installed."""
+    ours, theirs, note = _sampling(flow, device, 1024, rounds=5)
+    many, theirs_many, note_many = _sampling(flow, device, 10_000, rounds=3)
+    return [
+        faster_than("sampling-gpu-1024", ours, D_PASSES, theirs, at_least=40, note=note),
+        within("sampling-gpu-10000", many, D_PASSES, theirs_many, at_most=0.1, note=note_many),
+        *_against_zuko("sampling-gpu-1024-zuko", ours, 1024, device),
+    ]
 
 
 # ---- evaluation ----
 
 
+def _bound(
+    flow: xf.LatentFlow, device: torch.device, images: int, draws: int, rounds: int
+) -> tuple[float, float, float, str]:
+    """Seconds of the 1,000-sample bound, of the plain loop (from `draws` draws), our gigabytes, and a note."""
+    test = mnist_test(device).subset(images)
+    peak = 0.0
+
+    def ours() -> None:
+        nonlocal peak
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        evaluate.importance(flow, test, samples=1000, sum_last=False)
+        if device.type == "cuda":
+            peak = max(peak, torch.cuda.max_memory_allocated() / 1e9)
+
+    evaluate.importance(flow, test.subset(100), samples=10, sum_last=False)
+    plain_bound(flow, test.values, 1)
+    actions = {"ours": ours, "plain": lambda: plain_bound(flow, test.values, draws)}
+    times = alternate(actions, device, rounds=rounds, warm_up=0)
+    note = f"{images:,} images, every layer sampled; the reference is {1000 // draws} times its time for {draws} draws"
+    return times["ours"], times["plain"] * 1000 / draws, peak, note
+
+
+ONE_DRAW = "plain eager PyTorch, one draw at a time"
+
+
 def bound_cpu(flow: xf.LatentFlow, device: torch.device) -> list[Figure]:
     """The 1,000-sample bound, every layer sampled, of 1,000 images."""
-    test = xf.data.mnist().test
-    assert test is not None
-    spent = seconds(
-        lambda: evaluate.importance(flow, test.subset(1000), samples=1000, sum_last=False), device
-    )
-    target, met = at_most(spent, 60, "s")
-    return [Figure("bound-cpu-1000", spent, "s", "none", None, None, target, met, "depth 1")]
+    ours, plain, _, note = _bound(flow, device, 1000, draws=5, rounds=3)
+    return [within("bound-cpu-1000", ours, ONE_DRAW, plain, at_most=60, note=f"depth 1; {note}")]
 
 
 def bound_gpu(flow: xf.LatentFlow, device: torch.device) -> list[Figure]:
     """The same of all 10,000 test images at depths 1 and 4, with the memory it took."""
-    test = xf.data.mnist().test
-    assert test is not None
-    test = test.to(device)
-    orders = ("natural", "reversed", "natural", "reversed")
-    deep = xf.LatentFlow([xf.Layer(xf.MADE(784, order=o)) for o in orders], xf.FactorisedBase(784)).to(device)
     found = []
-    for depth, model, bound in ((1, flow, 3), (4, deep, 40)):
-        evaluate.importance(model, test.subset(100), samples=10, sum_last=False)
-        torch.cuda.reset_peak_memory_stats()
-        spent = seconds(lambda m=model: evaluate.importance(m, test, samples=1000, sum_last=False), device)
-        gigabytes = torch.cuda.max_memory_allocated() / 1e9
-        target, met = at_most(spent, bound, "s")
-        found.append(
-            Figure(
-                f"bound-gpu-depth-{depth}",
-                spent,
-                "s",
-                "none",
-                None,
-                None,
-                target + ", <= 4 GB",
-                met and gigabytes <= 4,
-                f"peak {gigabytes:.2f} GB",
-            )
-        )
+    for depth, most, rounds in ((1, 3, 3), (4, 40, 1)):
+        model = flow if depth == 1 else new_flow(784, depth, device)
+        ours, plain, peak, note = _bound(model, device, 10_000, draws=10, rounds=rounds)
+        name, note = f"bound-gpu-depth-{depth}", f"peak {peak:.2f} GB; {note}"
+        found.append(within(name, ours, ONE_DRAW, plain, at_most=most, note=note, gigabytes=(peak, 4)))
     return found

@@ -1,29 +1,93 @@
-"""Where a training step's time goes, kept as text."""
+"""Where the time goes, kept as text: shares of the device's and of the host's time, by kernel and by operation."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from figures import _trainer
+import xorflow as xf
+from models import mnist_test, mnist_trainer
+from timing import seconds, synchronise
+from xorflow import evaluate
+from xorflow.flows import SampleNoise
 from xorflow.training.engine import choose_engine
 
+_ROWS = 20
 
-def write_profile(path: Path, device: torch.device) -> None:
-    """Profile 24 steps of depth 1, width 1024."""
-    trainer = _trainer(device, batch_size=256 if device.type == "cuda" else 128, epochs=4)
+
+def write_profile(path: Path, flow: xf.LatentFlow, device: torch.device) -> None:
+    """Profile training, sampling and the bound: depth 1, width 1024."""
+    on_cuda = device.type == "cuda"
+    batch, samples, images = (256, 1024, 2000) if on_cuda else (128, 64, 100)
+    noise = SampleNoise.draw(flow, torch.Size([samples]), torch.Generator(device).manual_seed(0))
+    test = mnist_test(device).subset(images)
+    parts = {
+        f"24 training steps, batch {batch}": _training(batch, device),
+        f"{samples} samples": lambda: flow.sample_with(noise),
+        f"the 1,000-sample bound of {images} images": lambda: evaluate.importance(
+            flow, test, samples=1000, sum_last=False
+        ),
+    }
+    kind = torch.cuda.get_device_name(device) if on_cuda else f"CPU, {torch.get_num_threads()} threads"
+    title = f"Where the time goes on {kind}: depth 1, width 1024, torch {torch.__version__}"
+    path.write_text(
+        "\n\n".join([title, *(_section(name, act, device) for name, act in parts.items())]) + "\n"
+    )
+
+
+def _training(batch: int, device: torch.device) -> Callable[[], None]:
+    trainer = mnist_trainer(device, batch_size=batch, epochs=4)
     engine, _ = choose_engine(trainer.machinery, 0)
-    engine.begin_epoch(torch.randperm(50_000, device=device), 0)
-    engine.advance(0, 0, 8)
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
-    with profile(activities=activities) as found:
+    order = torch.randperm(len(trainer.dataset.train), device=device)
+
+    def act() -> None:
+        engine.begin_epoch(order, 0)
         made = 0
         while made < 24:
             made += engine.advance(made, made, 24 - made)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-    key = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    table = found.key_averages().table(sort_by=key, row_limit=40, max_name_column_width=90)
-    path.write_text(f"24 training steps on {device.type}: depth 1, width 1024, marginal\n\n{table}\n")
+
+    return act
+
+
+def _section(name: str, act: Callable[[], Any], device: torch.device) -> str:
+    act()
+    wall = seconds(act, device)  # without the profiler, which slows the host down
+    on_cuda = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_cuda) as found:
+        act()
+        synchronise(device)
+    events = found.key_averages()
+    host = [(e.key, e.count, e.self_cpu_time_total) for e in events if e.device_type == DeviceType.CPU]
+    kernels = [
+        (e.key, e.count, e.self_device_time_total)
+        for e in events
+        if e.device_type == DeviceType.CUDA and not e.is_user_annotation
+    ]
+    lines = [f"== {name}: {1e3 * wall:.3f} ms =="]
+    if on_cuda:
+        busy = sum(microseconds for *_, microseconds in kernels) / 1e6
+        lines += [
+            f"kernels: {1e3 * busy:.3f} ms, {100 * busy / wall:.0f} % of the time",
+            *_shares(kernels),
+            "",
+        ]
+    lines += ["share of the host's time by operation", *_shares(host)]
+    return "\n".join(lines)
+
+
+def _shares(entries: list[tuple[str, int, float]]) -> list[str]:
+    """The largest entries (name, calls, microseconds), each with its share of all."""
+    total = sum(spent for *_, spent in entries) or 1.0
+    entries = sorted(entries, key=lambda entry: -entry[2])
+    rows = [
+        f"{100 * spent / total:5.1f} %  {spent / 1e3:10.3f} ms  {n:6d} x  {key[:90]}"
+        for key, n, spent in entries
+    ]
+    rest = sum(spent for *_, spent in entries[_ROWS:])
+    left = [f"{100 * rest / total:5.1f} %  {rest / 1e3:10.3f} ms          all others"] if rest else []
+    return rows[:_ROWS] + left

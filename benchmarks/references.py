@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -23,11 +24,16 @@ class PlainMADE(nn.Module):
             self.register_buffer(f"mask{index}", layer.mask.clone())
             self.register_parameter(f"weight{index}", nn.Parameter(layer.weight.detach().clone()))
             self.register_parameter(f"bias{index}", nn.Parameter(layer.bias.detach().clone()))
+        self.register_buffer("arrange", made.arrange)
+        self.register_buffer("rearrange", made.rearrange)
         self.base = nn.Parameter(torch.full((made.features,), -6.0))
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.arrange is not None:
+            x = x[:, self.arrange]
         hidden = torch.relu(linear(x, self.weight0 * self.mask0, self.bias0))
-        return linear(hidden, self.weight1 * self.mask1, self.bias1)
+        out = linear(hidden, self.weight1 * self.mask1, self.bias1)
+        return out if self.rearrange is None else out[:, self.rearrange]
 
 
 def plain_training_step(made: xf.MADE, intensities: Tensor, batch_size: int) -> Callable[[], None]:
@@ -52,6 +58,24 @@ def plain_training_step(made: xf.MADE, intensities: Tensor, batch_size: int) -> 
     return step
 
 
+@torch.inference_mode()
+def plain_bound(flow: xf.LatentFlow, x: Tensor, draws: int, batch_size: int = 1000) -> Tensor:
+    """The importance-sampled bound of each row, every layer sampled: one draw at a time through plain networks."""
+    networks = [PlainMADE(layer.conditioner).to(flow.device) for layer in flow.layers]
+    base = flow.base.logits
+    found = []
+    for rows in x.to(flow.device, torch.float32).split(batch_size):
+        weights = []
+        for _ in range(draws):
+            state = rows
+            for network in networks:
+                u = torch.bernoulli(torch.sigmoid(network(state)))
+                state = state + u - 2 * state * u
+            weights.append((state * logsigmoid(base) + (1 - state) * logsigmoid(-base)).double().sum(-1))
+        found.append(torch.logsumexp(torch.stack(weights), 0) - math.log(draws))
+    return torch.cat(found)
+
+
 def sequential_sample(flow: xf.LatentFlow, noise: SampleNoise) -> Tensor:
     """Ancestral sampling at depth 1 with one pass of the network for each feature."""
     network, order = flow.layers[0].conditioner, flow.layers[0].conditioner.order
@@ -65,16 +89,33 @@ def sequential_sample(flow: xf.LatentFlow, noise: SampleNoise) -> Tensor:
     return x.long()
 
 
-def zuko_sampler(features: int, hidden: int, batch: int, device: torch.device) -> Callable[[], Tensor] | None:
+def zuko_flow(features: int, hidden: int, device: torch.device) -> nn.Module | None:
     """zuko's masked autoregressive flow of the same size (a continuous flow); None if zuko is not installed."""
     try:
         import zuko
     except ImportError:
         return None
-    flow = zuko.flows.MAF(features=features, transforms=1, hidden_features=(hidden,)).to(device)
+    return zuko.flows.MAF(features=features, transforms=1, hidden_features=(hidden,)).to(device)
 
+
+def zuko_sampler(flow: nn.Module, batch: int) -> Callable[[], Tensor]:
     def sample() -> Tensor:
         with torch.inference_mode():
             return flow().sample((batch,))
 
     return sample
+
+
+def zuko_training_step(flow: nn.Module, intensities: Tensor, batch_size: int) -> Callable[[], None]:
+    """A step on the grey values, made continuous by uniform noise as usual; Adam as PyTorch comes."""
+    optimiser = torch.optim.Adam(flow.parameters(), lr=1e-3)
+    grey = intensities.float()
+
+    def step() -> None:
+        rows = grey[torch.randint(len(grey), (batch_size,), device=grey.device)]
+        loss = -flow().log_prob((rows + torch.rand_like(rows)) / 256).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+    return step

@@ -2,74 +2,124 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-import xorflow as xf
+from models import new_flow
 from timing import alternate
 from xorflow import evaluate
+from xorflow.data import Dataset, Split
 from xorflow.estimators import Marginal
+from xorflow.training import Options, Trainer
+from xorflow.training.engine import choose_engine
 
 
-def curves(device: torch.device) -> list[dict[str, Any]]:
-    gpu = device.type == "cuda"
-    wide = [64, 256, 784, 3072, 12288] if gpu else [64, 128, 256, 784, 1568, 3072]
+@dataclass(frozen=True)
+class Sizes:
+    """What the curves go through on one kind of device: large enough there that the work outgrows the launches."""
+
+    features: tuple[int, ...] = (64, 256, 784, 1568, 3072, 6144, 12288)
+    depths: tuple[int, ...] = (1, 2, 4, 8, 16)
+    training_batches: tuple[int, ...] = (32, 64, 128, 256, 512, 1024)
+    sampling_batches: tuple[int, ...] = (4, 16, 64, 256, 1024)
+    samples: tuple[int, ...] = (10, 30, 100, 300, 1000)
+    training_batch: int = 32
+    sampling_batch: int = 16
+    images: int = 16
+
+
+CPU = Sizes()
+CUDA = Sizes(
+    training_batches=(256, 1024, 2048, 4096, 8192, 16384, 32768),
+    sampling_batches=(64, 256, 1024, 2048, 4096, 8192, 16384),
+    samples=(10, 30, 100, 300, 1000, 3000),
+    training_batch=2048,
+    sampling_batch=2048,
+    images=512,
+)
+
+
+def curves(device: torch.device, sizes: Sizes | None = None) -> list[dict[str, Any]]:
+    """Every curve as JSON: the sizes and seconds, the exponent and the range it was fitted to, and what was held fixed."""
+    s = sizes or (CUDA if device.type == "cuda" else CPU)
+    train, sample = s.training_batch, s.sampling_batch
     return [
-        _curve("training-features", "D", wide, lambda d: _training(d, 1, 64, device), device),
-        _curve("sampling-features", "D", wide, lambda d: _sampling(d, 1, 16, device), device),
-        _curve("training-depth", "L", [1, 2, 4, 8], lambda n: _training(784, n, 64, device), device),
-        _curve("sampling-depth", "L", [1, 2, 4, 8], lambda n: _sampling(784, n, 16, device), device),
-        _curve(
-            "training-batch",
-            "B",
-            [32, 64, 128, 256, 512, 1024],
-            lambda b: _training(784, 1, b, device),
-            device,
-        ),
-        _curve("sampling-batch", "B", [1, 4, 16, 64, 256], lambda b: _sampling(784, 1, b, device), device),
-        _curve("bound-samples", "S", [10, 30, 100, 300], lambda s: _bound(s, device), device),
+        _curve("training-features", _training, device, "D", s.features, B=train, L=1),
+        _curve("sampling-features", _sampling, device, "D", s.features, B=sample, L=1),
+        _curve("training-depth", _training, device, "L", s.depths, B=train, D=784),
+        _curve("sampling-depth", _sampling, device, "L", s.depths, B=sample, D=784),
+        _curve("training-batch", _training, device, "B", s.training_batches, D=784, L=1),
+        _curve("sampling-batch", _sampling, device, "B", s.sampling_batches, D=784, L=1),
+        _curve("bound-samples", _bound, device, "S", s.samples, B=s.images, D=784, L=2),
     ]
 
 
-def _curve(name: str, against: str, sizes: list[int], make, device: torch.device) -> dict[str, Any]:
+Action = tuple[Callable[[], Any], int]
+"""What is timed, and how many times over it does what the curve is about."""
+
+
+def _curve(
+    name: str,
+    make: Callable[..., Action],
+    device: torch.device,
+    against: str,
+    sizes: tuple[int, ...],
+    **held: int,
+) -> dict[str, Any]:
     times = []
     for size in sizes:
-        action = make(size)
-        times.append(alternate({"it": action}, device, rounds=3, warm_up=1)["it"])
+        action, repeats = make(device, **held | {against: size})
+        times.append(alternate({"it": action}, device, rounds=5, warm_up=1)["it"] / repeats)
         del action
-    half = len(sizes) // 2  # the exponent of the upper half: below, overhead hides the growth
-    slope = np.polyfit(np.log(sizes[half - 1 :]), np.log(times[half - 1 :]), 1)[0]
-    return {"id": name, "against": against, "sizes": sizes, "seconds": times, "exponent": float(slope)}
+        if device.type == "cuda":
+            gc.collect()  # a trainer refers to itself
+            torch.cuda.empty_cache()
+    fitted = sizes[len(sizes) // 2 :]  # below, what a call costs by itself hides the growth
+    slope = np.polyfit(np.log(fitted), np.log(times[-len(fitted) :]), 1)[0]
+    return {
+        "id": name,
+        "against": against,
+        "sizes": list(sizes),
+        "seconds": times,
+        "exponent": float(slope),
+        "fitted": [fitted[0], fitted[-1]],
+        "held": held | {"width": 1024},
+    }
 
 
-def _flow(features: int, depth: int, device: torch.device) -> xf.LatentFlow:
-    torch.manual_seed(0)
-    layers = [
-        xf.Layer(xf.MADE(features, hidden=(1024,), order=("natural", "reversed")[i % 2]))
-        for i in range(depth)
-    ]
-    return xf.LatentFlow(layers, xf.FactorisedBase(features)).to(device)
+def _training(device: torch.device, *, D: int, L: int, B: int) -> Action:
+    """A step of the trainer, with two draws of the layers before the last: on CUDA captured, eight a launch."""
+    launch = 8 if device.type == "cuda" else 1
+    values = torch.randint(2, (B * launch, D), device=device, dtype=torch.uint8)
+    dataset = Dataset("noise", Split(values), None, None, categories=(2,) * D)
+    # so many epochs only for the tables of learning rates to be long enough
+    options = Options(layers=None, epochs=100, batch_size=B, device=str(device))
+    trainer = Trainer(new_flow(D, L, device), Marginal(samples=2), dataset, options)
+    engine, _ = choose_engine(trainer.machinery, 0)
+    order = torch.arange(len(values), device=device)
+
+    def steps() -> None:
+        engine.begin_epoch(order, 0)
+        made = 0
+        while made < launch:
+            made += engine.advance(made, made, launch - made)
+
+    return steps, launch
 
 
-def _training(features: int, depth: int, batch: int, device: torch.device):
-    flow, estimator = _flow(features, depth, device), Marginal(samples=2)
-    x = torch.randint(2, (batch, features), device=device, dtype=torch.uint8)
-
-    def step() -> None:
-        flow.zero_grad(set_to_none=True)
-        estimator(flow, x).surrogate.backward()
-
-    return step
+def _sampling(device: torch.device, *, D: int, L: int, B: int) -> Action:
+    """A batch of samples, noise included."""
+    flow = new_flow(D, L, device)
+    return lambda: flow().sample((B,)), 1
 
 
-def _sampling(features: int, depth: int, batch: int, device: torch.device):
-    flow = _flow(features, depth, device)
-    return lambda: flow().sample((batch,))
-
-
-def _bound(samples: int, device: torch.device):
-    flow = _flow(784, 2, device)
-    x = torch.randint(2, (32, 784), device=device, dtype=torch.uint8)
-    return lambda: evaluate.importance(flow, x, samples=samples, sum_last=False)
+def _bound(device: torch.device, *, D: int, L: int, B: int, S: int) -> Action:
+    """The importance-sampled bound of B rows, every layer sampled."""
+    flow = new_flow(D, L, device)
+    x = torch.randint(2, (B, D), device=device, dtype=torch.uint8)
+    return lambda: evaluate.importance(flow, x, samples=S, sum_last=False), 1

@@ -1,0 +1,208 @@
+"""The benchmarks' own parts: what a figure says, what the references compute, what the report writes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import xorflow as xf
+from xorflow.conditioners import Source
+from xorflow.flows import SampleNoise
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+REQUIRED = ["id", "value", "unit", "reference", "ratio", "target", "met"]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[SimpleNamespace]:
+    """The modules of benchmarks/, which is a folder of scripts and no package."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    names = ("timing", "references", "models", "scaling", "report")
+    yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    sys.path.remove(str(ROOT / "benchmarks"))
+    for name in names:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def results(bench: SimpleNamespace) -> dict[str, Any]:
+    """A made-up machine: a ratio reached, a time missed, and no target."""
+    figures = [
+        bench.timing.faster_than("quick", 0.002, "a loop", 0.1, at_least=40),
+        bench.timing.within("late", 4.0, "a loop", 8.0, at_most=2, note="slow on purpose"),
+        bench.timing.faster_than("beside-the-limit", 0.004, "hardware's limit", 0.001),
+    ]
+    curve = {
+        "id": "training-features",
+        "against": "D",
+        "sizes": [2, 4, 8],
+        "seconds": [0.1, 0.2, 0.4],
+        "exponent": 1.0,
+        "fitted": [4, 8],
+        "held": {"B": 16, "width": 1024},
+    }
+    return {
+        "machine": {"device": "cpu", "cpu": "abacus", "cores": 2, "threads": 1},
+        "versions": {"xorflow": "0.0", "torch": "0.0", "python": "3.0"},
+        "figures": [figure.to_json() for figure in figures],
+        "scaling": [curve],
+    }
+
+
+# ---- figures ----
+
+
+def test_a_ratio_is_the_reference_over_ours(bench: SimpleNamespace) -> None:
+    figure = bench.timing.faster_than("f", 0.002, "a loop", 0.1, at_least=40)
+    assert (figure.value, figure.reference_value, figure.unit) == (2.0, 100.0, "ms")
+    assert figure.ratio == pytest.approx(50)
+    assert (figure.target, figure.met, figure.ratio_needed) == ("ratio >= 40", True, 40)
+    assert bench.timing.faster_than("f", 0.1, "a loop", 0.1, at_least=1.3).met is False
+    assert bench.timing.faster_than("f", 0.1, "a loop", 0.1).met is None
+
+
+def test_a_bound_on_time_is_also_a_ratio(bench: SimpleNamespace) -> None:
+    figure = bench.timing.within("f", 4.0, "a loop", 8.0, at_most=2)
+    assert (figure.target, figure.met, figure.ratio, figure.ratio_needed) == ("<= 2 s", False, 2, 4)
+    step = bench.timing.within("f", 1e-4, "a loop", 1e-3, at_most=0.12, unit="ms")
+    assert (step.target, step.met) == ("<= 0.12 ms", True)
+
+
+def test_memory_belongs_to_the_target(bench: SimpleNamespace) -> None:
+    met = {
+        used: bench.timing.within("f", 1.0, "a loop", 2.0, at_most=2, gigabytes=(used, 4)).met
+        for used in (3.0, 5.0)
+    }
+    assert met == {3.0: True, 5.0: False}
+
+
+def test_figures_have_the_schema(results: dict[str, Any]) -> None:
+    for figure in results["figures"]:
+        assert set(REQUIRED) <= set(figure)
+
+
+def test_alternation_gives_medians_of_all(bench: SimpleNamespace) -> None:
+    calls: list[str] = []
+    actions = {name: lambda n=name: calls.append(n) for name in "ab"}
+    times = bench.timing.alternate(actions, torch.device("cpu"), rounds=3, warm_up=1)
+    assert calls == ["a", "b", *"ab" * 3]
+    assert set(times) == {"a", "b"}
+    assert min(times.values()) >= 0
+
+
+# ---- references ----
+
+
+@pytest.mark.parametrize("order", ["natural", "reversed", "random:1"])
+def test_the_plain_network_is_the_same_network(bench: SimpleNamespace, order: str) -> None:
+    made = xf.MADE(5, hidden=(16,), order=order)
+    x = torch.randint(2, (8, 5)).float()
+    torch.testing.assert_close(bench.references.PlainMADE(made)(x), made({Source.STATE: x}))
+
+
+def test_the_sequential_sampler_gives_the_same_samples(bench: SimpleNamespace) -> None:
+    flow = bench.models.new_flow(6, 1, torch.device("cpu"))
+    noise = SampleNoise.draw(flow, torch.Size([64]), torch.Generator().manual_seed(0))
+    assert torch.equal(bench.references.sequential_sample(flow, noise), flow.sample_with(noise))
+
+
+def test_the_plain_bound_nears_the_likelihood(bench: SimpleNamespace) -> None:
+    layers = [xf.Layer(xf.MADE(3, hidden=(8,), order=order)) for order in ("natural", "reversed")]
+    flow = xf.LatentFlow(layers, xf.FactorisedBase(3, p0=0.9))
+    x, draws = torch.tensor([[0, 0, 0], [0, 1, 1]]), 4000
+    torch.manual_seed(0)
+    found = bench.references.plain_bound(flow, x, draws).exp()
+    # Hoeffding: the weights lie between 0 and 0.9^3, and either row misses with a probability of 1e-9
+    margin = 0.9**3 * math.sqrt(math.log(2e9) / (2 * draws))
+    assert (found - flow().log_prob(x).exp()).abs().max() < margin
+
+
+# ---- curves ----
+
+
+def test_curves_record_what_they_measured(bench: SimpleNamespace) -> None:
+    small = bench.scaling.Sizes(
+        features=(2, 4, 8),
+        depths=(1, 2, 3),
+        training_batches=(1, 2, 4),
+        sampling_batches=(1, 2, 4),
+        samples=(1, 2, 4),
+        training_batch=2,
+        sampling_batch=2,
+        images=2,
+    )
+    curves = bench.scaling.curves(torch.device("cpu"), small)
+    assert {curve["against"] for curve in curves} == {"D", "L", "B", "S"}
+    for curve in curves:
+        assert set(curve) == bench.report.CURVE_KEYS
+        assert len(curve["seconds"]) == len(curve["sizes"])
+        assert math.isfinite(curve["exponent"])
+    assert curves[0]["fitted"] == [4, 8]
+
+
+# ---- the report ----
+
+
+def test_the_report_fills_the_page_and_draws(
+    bench: SimpleNamespace, results: dict[str, Any], tmp_path: Path
+) -> None:
+    report = bench.report
+    (tmp_path / "abacus.json").write_text(json.dumps(results))
+    page = tmp_path / "performance.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    report.write(report.load(tmp_path), tmp_path)
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "1 of 2 targets met" in text
+    assert "| `quick` | 2 ms | a loop | 100 ms | 50 | ratio >= 40 | yes |" in text
+    assert "| `late` | 4 s | a loop | 8 s | 2 | <= 2 s | **no** |" in text
+    assert "D^1.00" in text
+    assert report.filled(text, report.block(report.load(tmp_path))) == text
+    for kind in ("figures", "scaling"):
+        image = (tmp_path / "images" / f"performance_{kind}_abacus.png").read_bytes()
+        assert image.startswith(b"\x89PNG")
+
+
+def test_the_report_refuses_what_lacks_a_reference(bench: SimpleNamespace, results: dict[str, Any]) -> None:
+    del results["figures"][0]["ratio"]
+    with pytest.raises(ValueError, match=r"abacus\.json lacks quick\.ratio"):
+        bench.report.check("abacus", results)
+
+
+def test_a_page_without_markers_is_left_alone(bench: SimpleNamespace) -> None:
+    with pytest.raises(ValueError, match="needs the lines"):
+        bench.report.filled("no markers", "content")
+
+
+# ---- what is committed ----
+
+
+def test_committed_results_are_whole(bench: SimpleNamespace) -> None:
+    for name, result in bench.report.load(RESULTS).items():
+        assert result["figures"], name
+        for figure in result["figures"]:
+            assert figure["ratio"] == pytest.approx(figure["reference_value"] / figure["value"])
+            assert (figure["met"] is None) == (figure["target"] is None)
+        assert max(max(c["sizes"]) for c in result["scaling"] if c["against"] == "D") == 12288
+        assert (RESULTS / f"{name}.profile.txt").is_file()
+
+
+def test_the_performance_page_is_up_to_date(bench: SimpleNamespace) -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    results = bench.report.load(RESULTS)
+    assert bench.report.filled(page, bench.report.block(results)) == page
+    for name in results:
+        for kind in ("figures", "scaling"):
+            assert (ROOT / "docs" / "images" / f"performance_{kind}_{name}.png").is_file()
