@@ -269,3 +269,34 @@ def test_an_unknown_proposal_is_refused() -> None:
     flow = LatentFlow([Layer(MADE(2, hidden=(4,)))], FactorisedBase(2))
     with pytest.raises(ConfigError, match=r"'p' .* or 'q'"):
         evaluate.importance(flow, torch.zeros(1, 2, dtype=torch.int64), proposal="r")
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if zoo.make(name).has_posterior])
+@pytest.mark.parametrize("proposal", ["p", "q"])
+def test_the_elbo_is_the_mean_log_weight(name: str, proposal: str) -> None:
+    flow = zoo.make(name)
+    x = all_states(flow.states.sizes)
+    log_draw, log_weight = all_weights(flow, proposal, flow.depth)
+    expected = (log_draw.exp() * log_weight).sum(0)
+    found = evaluate.elbo(flow, x, zoo.rows_of_context(flow, len(x)), samples=4000, proposal=proposal)
+    spread = ((log_draw.exp() * log_weight.square()).sum(0) - expected.square()).clamp_min(0)
+    assert bool(
+        ((found.values - expected).abs() <= 5 * (spread / 4000).sqrt() + 1e-9).all()
+    )  # 5 standard errors
+    assert found.kind == "lower bound"
+
+
+def test_what_each_layer_does() -> None:
+    layers = [Layer(MADE(4, hidden=())) for _ in range(2)]
+    with torch.no_grad():
+        for layer, logit in zip(layers, (-40.0, 1.0), strict=True):
+            layer.conditioner.net[0].weight.zero_()
+            layer.conditioner.start_at(torch.full((4,), logit))
+    flow = LatentFlow(layers, FactorisedBase(4))
+    first, second = evaluate.layer_use(flow, torch.zeros(2000, 4, dtype=torch.int64))
+    assert (first.flip_rate, first.greedy_flip_rate) == (0, 0)
+    assert first.entropy < 1e-9
+    p = 1 / (1 + math.exp(-1))
+    assert second.greedy_flip_rate == 1
+    assert abs(second.flip_rate - p) < 5 * math.sqrt(p * (1 - p) / 8000)  # 5 standard errors
+    assert second.entropy == pytest.approx(4 * -(p * math.log(p) + (1 - p) * math.log(1 - p)), abs=1e-4)

@@ -16,6 +16,7 @@ from xorflow._math import philox_uniforms
 from xorflow.data import Batch, Split, validate
 from xorflow.errors import ConfigError, DataError
 from xorflow.flows import Flow, LatentFlow
+from xorflow.flows.stack import GREEDY
 
 Kind = Literal["exact", "lower bound"]
 
@@ -109,7 +110,7 @@ def importance(
     seed: int = 0,
     proposal: Literal["p", "q"] = "p",
     sum_last: bool = True,
-    memory: int = 2**28,
+    memory: int | None = None,
 ) -> LogLikelihood:
     r"""A lower bound on log p(x) of each row by importance sampling,
 
@@ -125,18 +126,111 @@ def importance(
         seed: names the noise, which is the same on every device and does not depend on `memory`.
         proposal: draw u from the generator (p) or from the posterior (q).
         sum_last: sum the last layer out instead of sampling it, where that is possible: the same target, a tighter bound.
-        memory: about how many bytes of noise to hold at a time.
+        memory: about how many bytes of noise to hold at a time; by default 2^24 on the CPU (what its caches hold), 2^28
+            elsewhere.
     """
+    stop = flow.depth - 1 if sum_last and flow.last_layer_summable else flow.depth
+    weights = _weigh(flow, data, context, samples, seed, proposal, stop, memory)
+    values = torch.cat([w.log_sum() for w in weights]) - math.log(samples)
+    effective = torch.cat([w.effective() for w in weights])
+    return LogLikelihood(values, "lower bound", flow.features, samples, effective)
+
+
+@torch.no_grad()
+def elbo(
+    flow: LatentFlow,
+    data: Split | Tensor,
+    context: Tensor | None = None,
+    *,
+    samples: int = 1,
+    seed: int = 0,
+    proposal: Literal["p", "q"] = "q",
+    memory: int | None = None,
+) -> LogLikelihood:
+    r"""The evidence lower bound :math:`E_q[\log p_Y(y) + \log p(u \mid x) - \log q(u \mid x)]` of each row, by S samples' mean.
+
+    With the generator as proposal it is the bound of the special case, :math:`E_p[\log p_Y(y)]`. Every layer is sampled. Unlike
+    the importance-sampled bound it does not rise with S; S only reduces its noise.
+
+    Args:
+        flow: the model; for proposal q, with a posterior in every layer.
+        data: rows.
+        context: (N, C), if `data` is a tensor.
+        samples: S.
+        seed: names the noise.
+        proposal: draw u from the generator (p) or from the posterior (q).
+        memory: about how many bytes of noise to hold at a time; by default 2^24 on the CPU (what its caches hold), 2^28
+            elsewhere.
+    """
+    weights = _weigh(flow, data, context, samples, seed, proposal, flow.depth, memory)
+    return LogLikelihood(
+        torch.cat([w.mean_log(samples) for w in weights]), "lower bound", flow.features, samples
+    )
+
+
+@dataclass(frozen=True)
+class LayerUse:
+    """What a layer does to data, on average over rows and features.
+
+    Attributes:
+        flip_rate: how often a choice drawn from the generator is not the identity.
+        greedy_flip_rate: how often the most probable choice is not, along the deterministic reading.
+        entropy: of the choices of one row, in nats, along a drawn pass.
+    """
+
+    flip_rate: float
+    greedy_flip_rate: float
+    entropy: float
+
+
+@torch.no_grad()
+def layer_use(
+    flow: LatentFlow,
+    data: Split | Tensor,
+    context: Tensor | None = None,
+    *,
+    seed: int = 0,
+    batch_size: int = 1000,
+) -> list[LayerUse]:
+    """How much each layer does, from one draw of every row: a layer that flips nothing adds no depth."""
+    totals = torch.zeros(flow.depth, 3, dtype=torch.float64, device=flow.device)
+    for index, batch in enumerate(_batches(flow, data, context, batch_size)):
+        x, rows = flow.encode(batch.x), (index * batch_size, len(batch.x))
+        noise = _noise(flow, seed, (0, 1), rows, len(data), flow.depth)[0]
+        drawn = flow.run(x, draws=noise, context=batch.context)
+        hard = flow.run(x, draws=GREEDY, context=batch.context)
+        # a network that sees nothing has logits without rows
+        shape = (len(x), flow.depth, flow.features)
+        entropies = torch.stack(torch.broadcast_tensors(*(n.entropy() for n in drawn.generator)), -2)
+        for column, values in enumerate((drawn.u != 0, hard.u != 0, entropies)):
+            totals[:, column] += values.double().expand(shape).sum((0, 2))
+    cells = len(data) * flow.features
+    scale = torch.tensor([cells, cells, len(data)], dtype=torch.float64, device=flow.device)
+    return [LayerUse(*map(float, row)) for row in (totals / scale).tolist()]
+
+
+def _weigh(
+    flow: LatentFlow,
+    data: Split | Tensor,
+    context: Tensor | None,
+    samples: int,
+    seed: int,
+    proposal: Literal["p", "q"],
+    stop: int,
+    memory: int | None,
+) -> list[_StreamedWeights]:
+    """The importance weights of all rows, block by block of rows, streamed over samples."""
     if samples < 1:
         raise ConfigError(f"importance sampling needs at least one sample, and got samples={samples}")
     if proposal not in ("p", "q"):
         raise ConfigError(f"proposal is 'p' (the generator) or 'q' (the posterior), and got {proposal!r}")
-    stop = flow.depth - 1 if sum_last and flow.last_layer_summable else flow.depth
+    if memory is None:
+        memory = 2**24 if flow.device.type == "cpu" else 2**28
     total = len(data)
     per_row = max(stop, 1) * flow.features
     rows = max(1, min(total, 1024, memory // (8 * per_row)))
     chunk = max(1, min(samples, memory // (8 * per_row * rows)))
-    log_sums, ess = [], []
+    found = []
     for index, batch in enumerate(_batches(flow, data, context, rows)):
         x, seen = flow.encode(batch.x), batch.context
         weights = _StreamedWeights(len(batch.x), flow.device)
@@ -144,10 +238,8 @@ def importance(
             count = min(chunk, samples - first)
             noise = _noise(flow, seed, (first, count), (index * rows, len(batch.x)), total, stop)
             weights.add(_log_weights(flow, x, seen, noise, stop, proposal))
-        log_sums.append(weights.log_sum())
-        ess.append(weights.effective())
-    values = torch.cat(log_sums) - math.log(samples)
-    return LogLikelihood(values, "lower bound", flow.features, samples, torch.cat(ess))
+        found.append(weights)
+    return found
 
 
 def _log_weights(
@@ -184,15 +276,20 @@ def _noise(
 
 
 class _StreamedWeights:
-    """log sum w and log sum w^2 of importance weights that arrive in pieces (S', B)."""
+    """log sum w, log sum w^2 and sum log w of importance weights that arrive in pieces (S', B)."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._sum = torch.full((rows,), -torch.inf, dtype=torch.float64, device=device)
         self._squares = self._sum.clone()
+        self._logs = torch.zeros_like(self._sum)
 
     def add(self, log_weights: Tensor) -> None:
         self._sum = torch.logaddexp(self._sum, torch.logsumexp(log_weights, 0))
         self._squares = torch.logaddexp(self._squares, torch.logsumexp(2 * log_weights, 0))
+        self._logs += log_weights.sum(0)
+
+    def mean_log(self, samples: int) -> Tensor:
+        return self._logs / samples
 
     def log_sum(self) -> Tensor:
         return self._sum

@@ -35,7 +35,8 @@ class Estimator(nn.Module, ABC):
     """An objective for a `LatentFlow` and an estimate of its gradient.
 
     A new estimator is one method, `loss`; one that draws also says how many uniforms it needs for one example, `noise_shape`.
-    State (baselines, running statistics) is kept in buffers and changed by `update`, after the backward pass.
+    State (baselines, running statistics) is kept in buffers, made by `prepare` and changed by `update`, after the backward
+    pass.
     """
 
     def config(self) -> dict[str, Any]:
@@ -50,6 +51,22 @@ class Estimator(nn.Module, ABC):
     def check(self, flow: LatentFlow) -> None:
         """Raise `ModelError`, with the reason, for a flow that this estimator is not defined for."""
         del flow
+
+    def not_capturable(self, flow: LatentFlow) -> str | None:
+        """Why a step needs a decision by the host, so that it cannot be captured as one launch; None if it does not."""
+        if any(layer.autoregressive_in_u for layer in flow.layers):
+            return "layers that see their own u are drawn until nothing changes"
+        return None
+
+    def prepare(self, flow: LatentFlow, total_steps: int | None = None) -> None:
+        """Make room for what depends on the flow's size, before anything is loaded or captured; calling it again changes
+        nothing.
+
+        Args:
+            flow: the model that will be trained.
+            total_steps: how many steps there will be, for estimators with a schedule.
+        """
+        del flow, total_steps
 
     @abstractmethod
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
@@ -86,6 +103,7 @@ class Estimator(nn.Module, ABC):
             generator: where fresh noise comes from.
         """
         self.check(flow)
+        self.prepare(flow)
         if isinstance(x, Batch):
             # labels that come along with the data are left out if the flow sees none, as in evaluation
             x, context = x.x, x.context if flow.context_features else None

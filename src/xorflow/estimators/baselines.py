@@ -1,0 +1,244 @@
+"""What is expected of a learning signal, to be subtracted before it weighs a score; and its scale.
+
+A learning signal has entries (..., T, D): T terms of an objective (rewards, terms of a divergence by layer), feature by
+feature. A baseline is valid for the score of a node if it does not depend on that node's choice given what came before:
+constants, past batches, functions of x, another sample. All of these are, for every node at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from xorflow.errors import ConfigError
+from xorflow.flows import LatentFlow
+from xorflow.flows.stack import GREEDY, Draws
+
+Standardise = Literal["none", "one", "feature"]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a baseline may look at.
+
+    Attributes:
+        flow: the model.
+        x: encoded data (B, D).
+        context: (B, C) or None.
+        shape: (T, D) of the signal.
+        signal_of: the signal (..., B, T, D) of other choices than those drawn.
+        another: draws (1, B, L, D) of an independent sample, for a baseline that asks for one.
+    """
+
+    flow: LatentFlow
+    x: Tensor
+    context: Tensor | None
+    shape: tuple[int, int]
+    signal_of: Callable[[Draws], Tensor]
+    another: Tensor | None = None
+
+
+class Baseline(nn.Module, ABC):
+    """Something to expect of a signal; `draws_another` says whether it needs an independent sample."""
+
+    draws_another = False
+
+    def prepare(self, terms: int, features: int, like: Tensor) -> None:
+        """Make room for state, once the size of the signal is known."""
+        del terms, features, like
+
+    @abstractmethod
+    def expected(self, situation: Situation) -> Tensor:
+        """What to subtract, broadcastable to (S, B, T, D), without gradient."""
+
+    def update(self, mean: Tensor) -> None:
+        """Learn from the mean signal (T, D) of a batch, after it has been used."""
+        del mean
+
+
+class NoBaseline(Baseline):
+    """Expects zero."""
+
+    def expected(self, situation: Situation) -> Tensor:
+        return situation.x.new_zeros(situation.shape)
+
+
+class RunningMean(Baseline):
+    """The mean signal of past batches, feature by feature, with exponentially falling weights.
+
+    The batch at hand is left out, so the estimate stays unbiased; with it, the gradient would shrink by about (1 - decay) / B.
+
+    Args:
+        decay: of the weight of the past at each batch.
+    """
+
+    mean: Tensor
+    weight: Tensor
+
+    def __init__(self, decay: float = 0.9) -> None:
+        super().__init__()
+        self.decay = _checked_decay(decay)
+
+    def prepare(self, terms: int, features: int, like: Tensor) -> None:
+        self.register_buffer("mean", like.new_zeros(terms, features))
+        self.register_buffer("weight", like.new_zeros(()))
+
+    def expected(self, situation: Situation) -> Tensor:
+        del situation
+        return self.mean / self.weight.clamp_min(1 - self.decay)  # zero before the first batch
+
+    def update(self, mean: Tensor) -> None:
+        self.mean.lerp_(mean.to(self.mean.dtype), 1 - self.decay)
+        self.weight.lerp_(torch.ones_like(self.weight), 1 - self.decay)
+
+
+class SampledCritic(Baseline):
+    """The signal of an independent sample: the self-critic of the paper's text. Twice the passes."""
+
+    draws_another = True
+
+    def expected(self, situation: Situation) -> Tensor:
+        assert situation.another is not None
+        return situation.signal_of(situation.another)
+
+
+class GreedyCritic(Baseline):
+    """The signal of the most probable choices: the self-critic of the paper's table (Rennie et al., 2017). Twice the passes."""
+
+    def expected(self, situation: Situation) -> Tensor:
+        return situation.signal_of(GREEDY)
+
+
+BASELINES: dict[str, type[Baseline]] = {
+    "none": NoBaseline,
+    "running-mean": RunningMean,
+    "sampled": SampledCritic,
+    "greedy": GreedyCritic,
+}
+"""By the names that options use."""
+
+
+def make_baseline(baseline: str | Baseline, decay: float) -> Baseline:
+    """A baseline by its name; `decay` is for the one that needs it."""
+    if isinstance(baseline, Baseline):
+        return baseline
+    if baseline not in BASELINES:
+        raise ConfigError(f"baseline is one of {', '.join(BASELINES)}; got {baseline!r}")
+    kind = BASELINES[baseline]
+    return RunningMean(decay) if kind is RunningMean else kind()
+
+
+def baseline_name(baseline: Baseline) -> str:
+    """The name that `make_baseline` knows it by; a class of the user's own has its class name."""
+    kind = type(baseline)
+    return next((name for name, known in BASELINES.items() if known is kind), kind.__name__)
+
+
+class Standardiser(nn.Module):
+    """Centres a signal by its moving mean and divides it by its moving deviation, both of past batches.
+
+    `one`: all entries by one number, so that the gradient is rescaled and its direction unbiased. `feature`: each entry of
+    (T, D) by its own, as the paper does: then the gradient is that of another objective, the rewards weighted by 1 / deviation.
+
+    Args:
+        kind: `none`, `one` or `feature`.
+        decay: of the weight of the past at each batch.
+        floor: the least deviation to divide by.
+    """
+
+    mean: Tensor
+    square: Tensor
+    weight: Tensor
+
+    def __init__(self, kind: Standardise = "none", decay: float = 0.9, floor: float = 0.1) -> None:
+        super().__init__()
+        if kind not in ("none", "one", "feature"):
+            raise ConfigError(f"standardise is one of none, one, feature; got {kind!r}")
+        if not floor > 0:
+            raise ConfigError(f"floor, the least deviation to divide by, is greater than 0; got {floor}")
+        self.kind, self.decay, self.floor = kind, _checked_decay(decay), floor
+
+    def prepare(self, terms: int, features: int, like: Tensor) -> None:
+        if self.kind != "none":
+            self.register_buffer("mean", like.new_zeros(terms, features))
+            self.register_buffer("square", like.new_zeros(terms, features))
+            self.register_buffer("weight", like.new_zeros(()))
+
+    def forward(self, signal: Tensor) -> tuple[Tensor, Tensor]:
+        """The centred signal, and the (detached) number or numbers to divide it by."""
+        if self.kind == "none":
+            return signal, signal.new_ones(())
+        weight = self.weight.clamp_min(1 - self.decay)
+        mean = self.mean / weight
+        variance = (self.square / weight - mean.square()).clamp_min(0)
+        if self.kind == "one":
+            variance = variance.sum(0).mean()
+        deviation = torch.where(self.weight > 0, variance.sqrt().clamp_min(self.floor), 1.0)
+        return signal - mean, deviation
+
+    def update(self, mean: Tensor, square: Tensor) -> None:
+        if self.kind != "none":
+            for buffer, value in ((self.mean, mean), (self.square, square)):
+                buffer.lerp_(value.to(buffer.dtype), 1 - self.decay)
+            self.weight.lerp_(torch.ones_like(self.weight), 1 - self.decay)
+
+
+class Signal(nn.Module):
+    """A baseline and a standardiser, applied to a signal one after the other.
+
+    Args:
+        baseline: a name or a `Baseline`.
+        standardise: what to divide by; see `Standardiser`.
+        decay: of both.
+        floor: of the standardiser.
+    """
+
+    def __init__(
+        self, baseline: str | Baseline, standardise: Standardise, decay: float, floor: float
+    ) -> None:
+        super().__init__()
+        self.baseline = make_baseline(baseline, decay)
+        self.standardiser = Standardiser(standardise, decay, floor)
+        self._shape: tuple[int, int] | None = None
+
+    def prepare(self, terms: int, features: int, like: Tensor) -> None:
+        if self._shape == (terms, features):
+            return
+        self._shape = (terms, features)
+        self.baseline.prepare(terms, features, like)
+        self.standardiser.prepare(terms, features, like)
+
+    def forward(self, signal: Tensor, situation: Situation) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The centred signal, what to divide by, and the statistics to update from; nothing carries a gradient."""
+        rest = signal - self.baseline.expected(situation)
+        centred, deviation = self.standardiser(rest)
+        lead = tuple(range(signal.dim() - 2))
+        stats = {
+            "signal": signal.mean(lead),
+            "rest": rest.mean(lead),
+            "rest_square": rest.square().mean(lead),
+        }
+        return centred, deviation, stats
+
+    def update(self, stats: Mapping[str, Tensor]) -> None:
+        self.baseline.update(stats["signal"])
+        self.standardiser.update(stats["rest"], stats["rest_square"])
+
+    def config(self) -> dict[str, object]:
+        return {
+            "baseline": baseline_name(self.baseline),
+            "standardise": self.standardiser.kind,
+            "decay": self.standardiser.decay,
+            "floor": self.standardiser.floor,
+        }
+
+
+def _checked_decay(decay: float) -> float:
+    if not 0 <= decay < 1:
+        raise ConfigError(f"decay, the weight of the past, is at least 0 and below 1; got {decay}")
+    return decay

@@ -1,0 +1,172 @@
+"""What a choice can change: the terms of an objective that the score of a node has to be weighed with, and no others.
+
+A node (l, d) is the choice u^(l)_d. It changes the nodes that see it, those that see these, and so on; a reward or a term of
+the objective that none of them enters is independent of it, and would only add variance to its score.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from xorflow.conditioners import Conditioner, Dependence, Source
+from xorflow.errors import ModelError
+from xorflow.flows import LatentFlow
+
+Drawn = Literal["p", "q"]
+
+
+def relation(network: Conditioner, dependence: Dependence) -> Tensor:
+    """(D, D) booleans: whether the logits of feature e (column) may depend on entry f (row) of an input."""
+    size = network.features
+    if dependence is Dependence.ALL:
+        return torch.ones(size, size, dtype=torch.bool)
+    if dependence is Dependence.COUPLED:
+        assert network.mask is not None
+        seen = network.mask.cpu()
+        return seen[:, None] & ~seen[None, :]
+    assert network.order is not None
+    rank = torch.empty(size, dtype=torch.int64)
+    rank[torch.tensor(network.order)] = torch.arange(size)
+    strict = rank[:, None] < rank[None, :]
+    return strict if dependence is Dependence.BEFORE else strict | torch.eye(size, dtype=torch.bool)
+
+
+def direct(network: Conditioner, source: int, layer: int) -> Tensor:
+    """(D, D) booleans: whether this network, of `layer`, sees u^(source)_f when it computes the logits of feature e."""
+    found = torch.zeros(network.features, network.features, dtype=torch.bool)
+    for what, dependence in network.sees.items():
+        seen = (
+            (what is Source.STATE and source < layer)
+            or (what is Source.PREVIOUS and source == layer - 1)
+            or (what is Source.OWN and source == layer)
+        )
+        if seen:
+            found |= relation(network, dependence)
+    return found
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return (a.float() @ b.float()) > 0
+
+
+def structure(flow: LatentFlow) -> tuple[object, ...]:
+    """All that decides what a flow's choices can change: two flows that agree in it have the same influence."""
+    networks = [network for layer in flow.layers for network in (layer.conditioner, layer.posterior)]
+    return tuple(None if network is None else _conditioning(network) for network in networks)
+
+
+def _conditioning(network: Conditioner) -> tuple[object, ...]:
+    mask = None if network.mask is None else tuple(network.mask.tolist())
+    return network.order, tuple(network.sees.items()), mask
+
+
+class Influence:
+    """Which nodes, rewards and terms each node of a flow can change.
+
+    Args:
+        flow: the model.
+        drawn: whose network draws the choices: the generator's (p) or the posterior's (q).
+    """
+
+    def __init__(self, flow: LatentFlow, drawn: Drawn) -> None:
+        self._generators = [layer.conditioner for layer in flow.layers]
+        self._posteriors = [layer.posterior for layer in flow.layers]
+        drawing = self._generators if drawn == "p" else self._posteriors
+        if any(network is None for network in drawing):
+            raise ModelError("this needs a posterior in every layer; build Layer(..., posterior=MLP(...))")
+        self._drawing: list[Conditioner] = [network for network in drawing if network is not None]
+        self.features, self.depth = flow.features, flow.depth
+        self._reach = [self._reach_of(layer) for layer in range(flow.depth)]
+
+    def _reach_of(self, first: int) -> dict[int, Tensor]:
+        """By layer k, (D, D): whether node (k, e) changes with node (first, d)."""
+        same = torch.eye(self.features, dtype=torch.bool)
+        found: dict[int, Tensor] = {}
+        for k in range(first, self.depth):
+            network = self._drawing[k]
+            here = same if k == first else torch.zeros_like(same)
+            for j, reached in found.items():
+                here = here | _product(reached, direct(network, j, k))
+            # an ordering is transitive, so one product closes a layer that sees its own u
+            found[k] = here | _product(here, direct(network, k, k))
+        return found
+
+    def rewards(self, layer: int) -> Tensor:
+        """(D, D): whether the reward of feature e changes with node (layer, d)."""
+        return torch.stack(list(self._reach[layer].values())).any(0)
+
+    def choices(self, layer: int, later: int) -> Tensor:
+        """(D, D): whether the choice at node (later, e) changes with node (layer, d)."""
+        none = torch.zeros(self.features, self.features, dtype=torch.bool)
+        return self._reach[layer].get(later, none)
+
+    def inputs(self, layer: int, later: int, of: Drawn) -> Tensor:
+        """(D, D): whether what the generator (p) or posterior (q) sees at node (later, e) changes with node (layer, d)."""
+        network = (self._generators if of == "p" else self._posteriors)[later]
+        found = torch.zeros(self.features, self.features, dtype=torch.bool)
+        if network is not None:
+            for j, reached in self._reach[layer].items():
+                if j <= later:
+                    found |= _product(reached, direct(network, j, later))
+        return found
+
+
+class FeatureSum(nn.Module):
+    """Weighted sums of features: out_d = sum_e weights[d, e] v_e, in the cheapest way that the weights allow.
+
+    Args:
+        weights: (D, D).
+    """
+
+    weights: Tensor
+    order: Tensor
+    place: Tensor
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__()
+        weights = weights.to(torch.get_default_dtype())
+        size = len(weights)
+        order = weights.sum(1).argsort(descending=True, stable=True)
+        sorted_weights = weights[order][:, order]
+        if not bool(weights.any()):
+            self.kind = "nothing"
+        elif torch.equal(weights, torch.eye(size)):
+            self.kind = "own"
+        elif bool((weights == 1).all()):
+            self.kind = "all"
+        elif torch.equal(sorted_weights, torch.ones(size, size).triu()):
+            self.kind = "suffix"
+        else:
+            self.kind = "matrix"
+        self.register_buffer(
+            "weights", weights if self.kind == "matrix" else torch.empty(0), persistent=False
+        )
+        suffix = order if self.kind == "suffix" else torch.empty(0)
+        self.register_buffer("order", suffix, persistent=False)
+        self.register_buffer("place", suffix.argsort(), persistent=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        if self.kind == "own":
+            return values
+        if self.kind == "nothing":
+            return torch.zeros_like(values)
+        if self.kind == "all":
+            return values.sum(-1, keepdim=True).expand_as(values)
+        if self.kind == "suffix":
+            arranged = values.index_select(-1, self.order)
+            later = arranged.sum(-1, keepdim=True) - arranged.cumsum(-1) + arranged
+            return later.index_select(-1, self.place)
+        return values @ self.weights.to(values.dtype).t()
+
+
+def weighted_score(sums: nn.ModuleList, signal: Tensor, log_probs: Tensor) -> Tensor:
+    """The scores (..., L, D), each weighed with its sums of the signal (..., T, D), and added up: (...)."""
+    total = torch.zeros_like(signal[..., 0, 0])
+    for rows, log_prob in zip(sums, log_probs.unbind(-2), strict=True):
+        assert isinstance(rows, nn.ModuleList)
+        weights = [row(signal[..., index, :]) for index, row in enumerate(rows)]
+        total = total + (sum(weights[1:], start=weights[0]) * log_prob).sum(-1)
+    return total

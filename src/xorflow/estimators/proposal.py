@@ -1,0 +1,112 @@
+"""The special case with prefixes drawn from a proposal: the estimator of the paper's appendix C, with its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xorflow._states import Alphabet
+from xorflow.errors import ConfigError, ModelError
+from xorflow.estimators.base import Estimator, Loss
+from xorflow.flows import LatentFlow, Layer, Nodes, Point
+from xorflow.flows.stack import choose
+
+
+class ProposalPrefix(Estimator):
+    r"""The gradient of :math:`L = E_{p(u|x)}[\log p_Y(x \ominus u)]` at depth 1, prefixes drawn from :math:`\rho` instead of p.
+
+    .. math:: S = \sum_d \mathrm{sg}[\omega_d\, r_d(u_d)]\, \big(\log p(u_d \mid v_{<d}) + \log p(v_{<d})\big), \qquad
+              \omega_d = \frac{p(v_{<d})}{\rho(v_{<d})},
+
+    with v drawn from :math:`\rho` and each u_d from p given the prefix of v. Here :math:`\rho` mixes the generator's
+    conditionals with uniform ones, and carries no gradient.
+
+    Unbiased for every mixture; with `mix=0`, :math:`\rho = p`, all weights are 1 and the two terms are those of `SpecialCase`.
+    The weights are products of up to D ratios, so with `mix > 0` their variance grows with D.
+
+    Cost: 1 pass if the layer does not see its own u; otherwise as many as drawing v takes, and one more.
+    Hesselink and Aziz (2020), appendix C.
+
+    Args:
+        mix: the share of the uniform distribution in :math:`\rho`, from 0 to 1.
+
+    >>> import torch, xorflow as xf
+    >>> sees = {"state": "before", "own": "before"}
+    >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,), sees=sees))], xf.FactorisedBase(4))
+    >>> ProposalPrefix(mix=0.1)(flow, torch.tensor([[0, 1, 1, 0]])).surrogate.backward()
+    """
+
+    def __init__(self, mix: float = 0.0) -> None:
+        super().__init__()
+        if not 0 <= mix <= 1:
+            raise ConfigError(
+                f"mix, the share of the uniform distribution, is a number from 0 to 1; got {mix}"
+            )
+        self.mix = mix
+
+    def config(self) -> dict[str, Any]:
+        return {"mix": self.mix}
+
+    def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int]:
+        return 2, 1, flow.features
+
+    def check(self, flow: LatentFlow) -> None:
+        if flow.depth != 1 or flow.layers[0].conditioner.order is None:
+            raise ModelError(
+                "prefixes from a proposal are defined for one layer with an ordering; use the special case for other flows"
+            )
+
+    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+        assert draws is not None
+        layer, point = flow.layers[0], flow.start(x)
+        v = self._draw_prefix(layer, point, draws[0, ..., 0, :], context, flow.dtype)
+        nodes = layer.generator_nodes(point, context, v)
+        u = choose(nodes, draws[1, ..., 0, :], layer.transform.choices, flow.dtype)
+        log_v = nodes.log_prob(v)
+        order = torch.tensor(layer.conditioner.order, device=x.device)
+        log_weight = _before(log_v.detach() - self.log_rho(nodes, v, layer.transform.choices), order)
+        rewards = flow.base.log_prob(layer.transform.relaxed_to_base(point.state, u))
+        weight = log_weight.exp() * rewards.detach()
+        score = (weight * (nodes.log_prob(u) + _before(log_v, order))).sum(-1)
+        base = (log_weight.exp() * rewards).sum(-1)  # the gradient of a learned base
+        return Loss(surrogate=-(score + base).mean(), bound=base.detach().mean())
+
+    def log_rho(self, nodes: Nodes, v: Tensor, choices: Alphabet) -> Tensor:
+        """log rho(v_d | v_<d), (..., D), without gradient."""
+        probability = nodes.log_prob(v).detach().exp()
+        sizes = probability.new_tensor(choices.sizes)
+        return ((1 - self.mix) * probability + self.mix / sizes).log()
+
+    @torch.no_grad()
+    def _draw_prefix(
+        self, layer: Layer, point: Point, draws: Tensor, context: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        """v ~ rho, with the noise held until nothing changes: pass k settles at least the first k features."""
+        choices = layer.transform.choices
+        if not draws.is_floating_point():
+            return choices.encode(draws, dtype)
+        v = choices.encode(torch.zeros(draws.shape, dtype=torch.int64, device=draws.device), dtype)
+        for _ in range(choices.features + 1):
+            nodes = layer.generator_nodes(point, context, v)
+            settled = choices.encode(self._invert(nodes, draws, choices), dtype)
+            if not layer.autoregressive_in_u or torch.equal(settled, v):
+                return settled
+            v = settled
+        return v
+
+    def _invert(self, nodes: Nodes, uniforms: Tensor, choices: Alphabet) -> Tensor:
+        """Integers by inverting rho's distribution function."""
+        p = nodes.log_probs().exp()
+        sizes = p.new_tensor(choices.sizes)
+        mixed = (1 - self.mix) * p + self.mix / sizes[:, None] * choices.valid().to(p.device)
+        index = (uniforms.unsqueeze(-1) > mixed.cumsum(-1)[..., :-1]).sum(-1)
+        return index.minimum(sizes.long() - 1)
+
+
+def _before(values: Tensor, order: Tensor) -> Tensor:
+    """The sum over the features strictly before each one in the ordering."""
+    arranged = values.index_select(-1, order)
+    total = arranged.cumsum(-1) - arranged
+    return total.index_select(-1, order.argsort())
