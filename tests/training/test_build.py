@@ -44,7 +44,19 @@ def test_as_many_orders_as_layers() -> None:
         layer_orders("natural,reversed,natural", 2)
 
 
-@pytest.mark.parametrize("text", ["marginal:samples=8", "marginal:samples=4", "straight-through"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "marginal",
+        "marginal:samples=8",
+        "straight-through",
+        "straight-through:entropy=1.0,anneal=0.5",
+        "special-case:rewards=impatient,baseline=greedy,standardise=feature",
+        "special-case:rewards=two-term,second=0.5,two_samples=true",
+        "full-posterior:kl=suffix,local=true,gamma=0.5,baseline=sampled",
+        "proposal-prefix:mix=0.25",
+    ],
+)
 def test_estimators_by_name_and_back(text: str) -> None:
     assert estimator_text(build_estimator(text)) == text
 
@@ -57,13 +69,23 @@ def test_estimators_are_what_their_names_say() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("reinforce", "estimator is one of marginal, straight-through; got 'reinforce'"),
+        (
+            "reinforce",
+            "estimator is one of marginal, straight-through, special-case, full-posterior, proposal-prefix; got",
+        ),
+        ("special-case:entropy=much", "is a number; got 'much'"),
+        ("special-case:two_samples=1", "is true or false; got '1'"),
+        ("special-case:baseline=2", "is a name; got '2'"),
+        ("special-case:baseline=mine", "baseline is one of none, running-mean, sampled, greedy; got 'mine'"),
+        ("special-case:second=2", "belong to rewards=two-term"),
+        ("full-posterior:decay=1", "at least 0 and below 1; got 1"),
+        ("straight-through:anneal=2", "from 0 to 1; got 2"),
         ("marginal:draws=3", "takes samples, written as marginal:KEY=VALUE; got 'draws=3'"),
         ("marginal:samples", "got 'samples'"),
         ("marginal:samples=0", "at least one sample"),
         ("marginal:samples=two", "marginal:samples=two"),
         ("marginal:samples=2.5", "marginal:samples=2.5"),
-        ("straight-through:samples=2", "takes no options"),
+        ("straight-through:samples=2", "takes entropy, anneal, written as straight-through:KEY=VALUE"),
     ],
 )
 def test_bad_estimators_are_one_line(text: str, words: str) -> None:
@@ -103,6 +125,42 @@ def test_options_reach_the_model(tmp_path: Path) -> None:
     assert [type(layer.conditioner) for layer in flow.layers] == [MADE, MADE]
     assert not flow.base.logits.requires_grad
     assert flow.base.log_table().exp()[:, 0].tolist() == pytest.approx([0.7] * 6)
+
+
+CHAIN = [{"x": "before"}, {"previous": "up to"}, {"previous": "up to"}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sees", "posterior"),
+    [
+        ({}, [{"state": "before"}] * 3, [None] * 3),
+        ({"variant": "chain"}, CHAIN, [None] * 3),
+        ({"variant": "chain", "own": True}, [s | {"own": "before"} for s in CHAIN], [None] * 3),
+        (
+            {"posterior": "mlp"},
+            [{"state": "before"}] * 3,
+            [{"x": "all"}, *[{"x": "all", "state": "all"}] * 2],
+        ),
+        (
+            {"posterior": "made", "variant": "chain"},
+            CHAIN,
+            [{"x": "up to"}, *[{"x": "up to", "previous": "up to"}] * 2],
+        ),
+    ],
+)
+def test_variants_and_posteriors(tmp_path: Path, changes: dict, sees: list, posterior: list) -> None:
+    options = tiny_options(rows_file(tmp_path / "rows.npy"), layers=3, **changes)
+    flow = build_flow(options, build_data(options))
+    assert [layer.conditioner.sees for layer in flow.layers] == sees
+    assert [None if layer.posterior is None else layer.posterior.sees for layer in flow.layers] == posterior
+    again = flow_from_spec(flow_to_spec(flow))
+    assert [layer.conditioner.sees for layer in again.layers] == sees
+
+
+def test_couplings_have_no_variants(tmp_path: Path) -> None:
+    options = tiny_options(rows_file(tmp_path / "rows.npy"), conditioner="coupling", mask="halves", own=True)
+    with pytest.raises(ConfigError, match="sees the running state alone"):
+        build_flow(options, build_data(options))
 
 
 def test_a_checkerboard_needs_images(tmp_path: Path) -> None:

@@ -56,6 +56,27 @@ def test_other_optimisers_resume_too(tmp_path: Path, changes: dict[str, object])
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"estimator": "special-case:standardise=feature,entropy=0.5,anneal=0.2", "select": "greedy"},
+        {"estimator": "full-posterior:standardise=one", "posterior": "mlp", "variant": "chain", "own": True},
+        {"estimator": "straight-through:entropy=1.0,anneal=0.0"},
+    ],
+    ids=lambda changes: changes["estimator"],
+)
+def test_the_state_of_an_estimator_is_resumed(tmp_path: Path, changes: dict[str, object]) -> None:
+    options = tiny_options(rows_file(tmp_path / "rows.npy"), lr=0.05, layers=2, **changes)
+    train_run(options, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train_run(options, tmp_path / "cut", StopAt({6}))
+    snapshot = load_snapshot(tmp_path / "cut")
+    assert snapshot is not None
+    assert any(name.startswith("estimator.") for name in snapshot.tensors)
+    resume_run(tmp_path / "cut", {})
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+
+
 def test_a_checkpoint_every_step_changes_nothing(reference: tuple[Options, Path], tmp_path: Path) -> None:
     options, expected = reference
     with pytest.raises(Interrupted):

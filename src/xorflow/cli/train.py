@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from xorflow import training
+from xorflow.cli import several
 from xorflow.cli.display import TrainingDisplay, show_summary
 from xorflow.cli.reading import write_samples
 from xorflow.errors import ConfigError
@@ -30,13 +31,20 @@ xorflow train --data people.csv --hidden 256 --out runs/people
 xorflow train --layers 2 --order alternating --base fixed --out runs/deep
 
 xorflow train --out runs/demo --resume
+
+xorflow train --seeds 0-7 --jobs 8 --out runs/spread
+
+xorflow train --config table.toml --seeds 0,1,2 --jobs 4 --out runs/table
+
+[bold]A table of runs[/bold] is a .toml file. The options at its top are shared; each [bold][\\[runs]][/bold] has a name, \
+that of its folder, and options of its own. What is given here overrides both.
 """
 
 _PANELS = {
     "Data": "data validation test data_seed label",
-    "Model": "layers conditioner hidden order mask direct transform base p0 start",
+    "Model": "layers conditioner hidden order mask direct variant own posterior transform base p0 start",
     "Training": "estimator epochs batch_size lr schedule warmup optimiser weight_decay clip average "
-    "validate_every precision",
+    "validate_every select precision",
     "Run": "seed device checkpoint_seconds evaluation_samples tensorboard",
 }
 
@@ -52,7 +60,10 @@ def command() -> Callable[..., None]:
         _keyword(
             "config",
             Path | None,
-            typer.Option(help="Options from a .toml file or a run's config.json.", rich_help_panel="Run"),
+            typer.Option(
+                help="Options from a .toml file, also a table of runs, or from a run's config.json.",
+                rich_help_panel="Run",
+            ),
         ),
         _keyword(
             "out", Path | None, typer.Option(help="Folder of the run, new or empty.", rich_help_panel="Run")
@@ -60,8 +71,24 @@ def command() -> Callable[..., None]:
         _keyword(
             "resume",
             bool,
-            typer.Option("--resume", help="Continue the run in --out.", rich_help_panel="Run"),
+            typer.Option(
+                "--resume", help="Continue the run in --out, or all of several.", rich_help_panel="Run"
+            ),
             False,
+        ),
+        _keyword(
+            "seeds",
+            str | None,
+            typer.Option(help="One run for each, as in 0,1,2 or 0-7.", rich_help_panel="Several runs"),
+        ),
+        _keyword(
+            "jobs",
+            int,
+            typer.Option(
+                help="How many runs at once: threads on CUDA, processes elsewhere.",
+                rich_help_panel="Several runs",
+            ),
+            1,
         ),
     ]
     train.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
@@ -102,20 +129,50 @@ def _help_texts() -> dict[str, str]:
     return {name: text.replace("`", "").replace("[", "\\[") for name, text in capital.items()}
 
 
-def _train(*, config: Path | None, out: Path | None, resume: bool, **flags: Any) -> None:
+def _train(
+    *, config: Path | None, out: Path | None, resume: bool, seeds: str | None, jobs: int, **flags: Any
+) -> None:
     given = {name: value for name, value in flags.items() if value is not None}
     if "hidden" in given:
         given["hidden"] = _widths(given["hidden"])
-    options, model = training.read_config(config) if config else (None, None)
-    folder = _folder(out, resume, given.get("data", (options or Options()).data))
-    again = f"xorflow train --out {shlex.quote(str(folder))} --resume"
+    table = training.read_table(config) if config else None
+    options, model = training.read_config(config) if config and table is None else (None, None)
+    if seeds is None and table is None:
+        if jobs != 1:
+            raise ConfigError(
+                f"--jobs is how many of several runs train at once, and this is one run; got {jobs}: "
+                "add --seeds, or [[runs]] to the .toml file of --config"
+            )
+        folder = _folder(out, resume, Path(given.get("data", (options or Options()).data)).stem)
+        _train_one(folder, resume, options, model, given)
+        return
+    Options().replace(**given)  # what is wrong with them is not the fault of any one run
+    common = {"": options or Options()}
+    entries = {name: _combined(entry, given) for name, entry in (table or common).items()}
+    first = next(iter(entries.values()))
+    model = model if first.layers is None else None
+    folder = _folder(out, resume, config.stem if config and table else Path(first.data).stem)
+    several.train(
+        several.Plan(folder, entries, several.parse_seeds(seeds, given), model, jobs, resume),
+        again=_command(
+            flags | {"config": config, "seeds": seeds, "jobs": jobs if jobs > 1 else None, "out": folder}
+        ),
+    )
+
+
+def _train_one(
+    folder: Path, resume: bool, options: Options | None, model: dict | None, given: dict[str, Any]
+) -> None:
+    again = _command({"out": folder})
     try:
         with TrainingDisplay(Console(stderr=True)) as display:
             if resume:
+                several.require_one(folder)
                 kept = options.to_json() if options else {}
                 result = training.resume_run(folder, kept | given, display)
             else:
-                result = _begin(folder, options or Options(), model, given, display)
+                chosen = _combined(options or Options(), given)
+                result = training.train_run(chosen, folder, display, model=model)
     except Interrupted:
         typer.echo(f"stopped and saved; continue with: {again}", err=True)
         raise typer.Exit(130) from None
@@ -127,24 +184,34 @@ def _train(*, config: Path | None, out: Path | None, resume: bool, **flags: Any)
     show_summary(Console(), folder, result, pictures)
 
 
-def _begin(
-    folder: Path, options: Options, model: dict | None, given: dict[str, Any], display: TrainingDisplay
-) -> dict[str, Any]:
+def _combined(options: Options, given: dict[str, Any]) -> Options:
     clash = [name for name in OF_A_MODEL if name in given]
     if options.layers is None and clash:
         flag = clash[0].replace("_", "-")
         raise ConfigError(f"--config holds a model that was built in Python: --{flag} does not apply to it")
-    return training.train_run(options.replace(**given), folder, display, model=model)
+    return options.replace(**given)
 
 
-def _folder(out: Path | None, resume: bool, data: str) -> Path:
+def _command(given: dict[str, Any]) -> str:
+    """What to type to continue with these options."""
+    words = ["xorflow", "train"]
+    for name, value in given.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        elif value is not None:
+            whole = isinstance(value, float) and value.is_integer()
+            words += [flag, str(int(value) if whole else value)]
+    return shlex.join([*words, "--resume"])
+
+
+def _folder(out: Path | None, resume: bool, stem: str) -> Path:
     if out is not None:
         return out
     if resume:
         raise ConfigError(
             "--resume continues the run in --out: name its folder, as in --out runs/demo --resume"
         )
-    stem = Path(data).stem
     return next(path for n in range(1, 10_000) if not (path := Path("runs") / f"{stem}-{n}").exists())
 
 

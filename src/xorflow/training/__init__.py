@@ -8,6 +8,7 @@ from xorflow.training.options import Options, from_mapping, read_config
 from xorflow.training.results import independent_nll, likelihood, refitted, report
 from xorflow.training.run import Run, fit, load, open_run, read_config_file, resume_run, train_run
 from xorflow.training.specs import PARTS, flow_from_spec, flow_to_spec
+from xorflow.training.tables import plan, read_table, summarise
 
 __all__ = [
     "ESTIMATORS",
@@ -32,12 +33,15 @@ __all__ = [
     "likelihood",
     "load",
     "open_run",
+    "plan",
     "read_config",
     "read_config_file",
+    "read_table",
     "refitted",
     "report",
     "resume_run",
     "run_jobs",
     "start_from_data",
+    "summarise",
     "train_run",
 ]

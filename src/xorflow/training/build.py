@@ -12,10 +12,17 @@ from torch import Tensor
 
 from xorflow import data
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners import MADE, Conditioner, Coupling
+from xorflow.conditioners import MADE, MLP, Conditioner, Coupling
 from xorflow.data import Dataset, Split
 from xorflow.errors import ConfigError
-from xorflow.estimators import Estimator, Marginal, StraightThrough
+from xorflow.estimators import (
+    Estimator,
+    FullPosterior,
+    Marginal,
+    ProposalPrefix,
+    SpecialCase,
+    StraightThrough,
+)
 from xorflow.flows import LatentFlow, Layer
 from xorflow.training.options import Options
 from xorflow.transforms import ModularAffine, ModularShift, Transform
@@ -23,6 +30,9 @@ from xorflow.transforms import ModularAffine, ModularShift, Transform
 ESTIMATORS: dict[str, type[Estimator]] = {
     "marginal": Marginal,
     "straight-through": StraightThrough,
+    "special-case": SpecialCase,
+    "full-posterior": FullPosterior,
+    "proposal-prefix": ProposalPrefix,
 }
 """The names by which options call estimators."""
 
@@ -68,7 +78,11 @@ def build_flow(options: Options, dataset: Dataset) -> LatentFlow:
     transform = {"shift": ModularShift, "affine": ModularAffine}[options.transform](dataset.categories)
     orders = layer_orders(options.order, options.layers)
     layers = [
-        Layer(_conditioner(options, dataset, index, order, transform), transform)
+        Layer(
+            _conditioner(options, dataset, index, order, transform),
+            transform,
+            _posterior(options, dataset, index, order, transform),
+        )
         for index, order in enumerate(orders)
     ]
     p0 = options.p0 if options.p0 is not None else (0.9 if options.base == "fixed" else 0.998)
@@ -81,13 +95,14 @@ def build_flow(options: Options, dataset: Dataset) -> LatentFlow:
 def _conditioner(
     options: Options, dataset: Dataset, index: int, order: str, transform: Transform
 ) -> Conditioner:
-    shared: dict[str, Any] = {
-        "categories": dataset.categories,
-        "choices": transform.choices.sizes,
-        "context": dataset.context_features,
-    }
+    shared = _shared(dataset, transform)
     if options.conditioner == "made":
-        return MADE(dataset.features, options.hidden, order=order, direct=options.direct, **shared)
+        sees = _sees(options, index)
+        return MADE(dataset.features, options.hidden, order=order, sees=sees, direct=options.direct, **shared)
+    if options.variant == "chain" or options.own:
+        raise ConfigError(
+            "a coupling sees the running state alone; leave --variant chain and --own to --conditioner made"
+        )
     shape = dataset.shape if dataset.shape is not None and len(dataset.shape) == 2 else None
     if options.mask == "checkerboard" and shape is None:
         raise ConfigError(
@@ -96,6 +111,35 @@ def _conditioner(
     return Coupling(
         dataset.features, options.hidden, mask=options.mask, shape=shape, flip=index % 2 == 1, **shared
     )
+
+
+def _shared(dataset: Dataset, transform: Transform) -> dict[str, Any]:
+    return {
+        "categories": dataset.categories,
+        "choices": transform.choices.sizes,
+        "context": dataset.context_features,
+    }
+
+
+def _sees(options: Options, index: int) -> dict[str, str]:
+    """What the generator of a layer looks at."""
+    of_a_chain = {"x": "before"} if index == 0 else {"previous": "up to"}
+    sees = of_a_chain if options.variant == "chain" else {"state": "before"}
+    return sees | ({"own": "before"} if options.own else {})
+
+
+def _posterior(
+    options: Options, dataset: Dataset, index: int, order: str, transform: Transform
+) -> Conditioner | None:
+    """The posterior of a layer: it sees the data and, beyond the first layer, what came before it."""
+    if options.posterior == "none":
+        return None
+    before = [] if index == 0 else ["previous" if options.variant == "chain" else "state"]
+    shared = _shared(dataset, transform)
+    if options.posterior == "mlp":
+        return MLP(dataset.features, options.hidden, sees=["x", *before], **shared)
+    sees = dict.fromkeys(["x", *before], "up to")
+    return MADE(dataset.features, options.hidden, order=order, sees=sees, **shared)
 
 
 def layer_orders(order: str, layers: int) -> list[str]:
@@ -136,18 +180,42 @@ def build_estimator(text: str) -> Estimator:
             known = f"takes {', '.join(allowed)}" if allowed else "takes no options"
             raise ConfigError(f"estimator {name!r} {known}, written as {name}:KEY=VALUE; got {item!r}")
         settings[key] = _literal(value)
-        if parameters[key].annotation in ("int", int) and type(settings[key]) is not int:
-            raise ConfigError(f"{key} of estimator {name!r} is a whole number; got {value!r} in {text!r}")
+        words = _mismatch(str(parameters[key].annotation), settings[key])
+        if words:
+            raise ConfigError(f"{key} of estimator {name!r} is {words}; got {value!r} in {text!r}")
     try:
         return ESTIMATORS[name](**settings)
     except TypeError as error:
         raise ConfigError(f"estimator {text!r}: {error}") from None
 
 
+def _mismatch(annotation: str, value: Any) -> str | None:
+    """What a setting should have been, if it is not."""
+    kinds: dict[str, tuple[type | tuple[type, ...], str]] = {
+        "int": (int, "a whole number"),
+        "float": ((int, float), "a number"),
+        "bool": (bool, "true or false"),
+    }
+    if annotation not in kinds:
+        return None if isinstance(value, str) else "a name"
+    accepted, words = kinds[annotation]
+    wrong = not isinstance(value, accepted) or (isinstance(value, bool) and annotation != "bool")
+    return words if wrong else None
+
+
 def estimator_text(estimator: Estimator) -> str:
-    """The other way: what `build_estimator` would take."""
-    name = next((n for n, cls in ESTIMATORS.items() if cls is type(estimator)), type(estimator).__name__)
-    settings = ",".join(f"{key}={json.dumps(value)}" for key, value in estimator.config().items())
+    """The other way: what `build_estimator` would take; settings at their defaults are left out."""
+    kind = type(estimator)
+    name = next((n for n, cls in ESTIMATORS.items() if cls is kind), kind.__name__)
+    parameters = inspect.signature(kind).parameters
+    chosen = {
+        key: value
+        for key, value in estimator.config().items()
+        if key not in parameters or parameters[key].default != value
+    }
+    settings = ",".join(
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in chosen.items()
+    )
     return f"{name}:{settings}" if settings else name
 
 
@@ -191,10 +259,15 @@ def category_frequencies(train: Split, sizes: tuple[int, ...]) -> Tensor:
     """How often each feature has each category in the training data, add-1/2 smoothed: (D, K) float64."""
     rows, width = len(train), max(sizes)
     if train.stochastic:  # intensities: the expected count needs no draw
-        ones = train.values.double().sum(0) / 255
-        counts = torch.stack((rows - ones, ones), -1)
+        ones = train.values.sum(0, dtype=torch.int64).double() / 255
+        counts = torch.stack((rows - ones, ones), -1).cpu()
     else:
-        counts = torch.stack([(train.values == k).sum(0) for k in range(width)], -1).double()
+        counts = category_counts(train.values, sizes)
     valid = torch.arange(width) < torch.tensor(sizes)[:, None]
-    smoothed = (counts.cpu() + 0.5) * valid
+    smoothed = (counts + 0.5) * valid
     return smoothed / smoothed.sum(-1, keepdim=True)
+
+
+def category_counts(values: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """How many of the rows (N, D) have each category of each feature: (D, K) float64, on the CPU."""
+    return torch.stack([(values == k).sum(0) for k in range(max(sizes))], -1).double().cpu()

@@ -1,20 +1,20 @@
 """Several runs at once: results are files, what is finished is kept, and one run's failure harms no other.
 
-On the CPU each run is a process with its share of the cores. On a CUDA device the runs are threads of one process, each with a
-stream of its own: their captured steps, small as they are, then share the device, which processes would only take turns on.
+On the CPU each run is a process with its share of the cores. On a CUDA device, runs that differ in their seed alone are trained
+as one, with stacked weights (`Ensemble`): a run then equals the run alone to rounding, and its `result.json` says how many were
+`together`. The others are threads of one process, each with a stream of its own, so that their captured steps share the device,
+which processes would only take turns on.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,19 +24,44 @@ import torch
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError, UserError
 from xorflow.training.build import build_data
-from xorflow.training.devices import resolve_device
-from xorflow.training.loop import Interrupted
-from xorflow.training.options import CONFIG_VERSION, OF_DATA, Options
-from xorflow.training.run import read_result, resume_run, train_run
-from xorflow.training.storage import write_json
+from xorflow.training.checkpoint import saved_step
+from xorflow.training.devices import out_of_memory_as_error, resolve_device
+from xorflow.training.ensemble import PRECISIONS, Apart
+from xorflow.training.lockstep import train_together
+from xorflow.training.loop import Interrupted, Trainer
+from xorflow.training.options import HARMLESS, OF_DATA, Options, options_of_config
+from xorflow.training.processes import Child
+from xorflow.training.run import (
+    REMEDY,
+    begin_run,
+    check_run,
+    complete_run,
+    finish_run,
+    read_config_file,
+    read_result,
+    reopen_run,
+    require_free,
+    resume_run,
+    train_run,
+)
+from xorflow.training.storage import TEMPORARY
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be made: its options and its folder."""
+    """A run to be made.
+
+    Attributes:
+        options: all of them.
+        out: its folder; a run that was begun there is continued.
+        name: what it is called; runs that differ in their seed alone share it.
+        model: the flow of options without layers, as `config.json` holds it.
+    """
 
     options: Options
     out: Path
+    name: str = ""
+    model: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -49,128 +74,360 @@ class Outcome:
 
 
 class JobObserver(Protocol):
-    """What watches many runs."""
+    """What watches many runs: it is told of one outcome at a time, and when the runs are told to stop."""
 
     def on_outcome(self, outcome: Outcome, done: int, total: int) -> None: ...
+    def on_stop(self) -> None: ...
 
 
-def run_jobs(jobs: Sequence[Job], workers: int, observer: JobObserver | None = None) -> list[Outcome]:
+def run_jobs(
+    jobs: Sequence[Job],
+    workers: int,
+    observer: JobObserver | None = None,
+    *,
+    finish: Callable[[Job], object] | None = None,
+) -> list[Outcome]:
     """Make all runs, at most `workers` at a time; finished ones are read, interrupted ones continued.
 
+    Args:
+        jobs: in the order in which they begin.
+        workers: how many at once.
+        observer: is told what becomes of them.
+        finish: what else belongs to a run with a result, such as samples; one at a time, and its error is the run's.
+
+    Returns:
+        What became of each job, in the order of `jobs`.
+
     Raises:
-        Interrupted: after Ctrl-C, once all runs under way have saved.
+        ConfigError: before any job begins, if one of them cannot be made, or would not continue what its folder holds.
+        Interrupted: after Ctrl-C or SIGTERM, once all runs under way have saved.
+        KeyboardInterrupt: after a second Ctrl-C, at once.
     """
     if workers < 1:
         raise ConfigError(f"--jobs is at least 1; got {workers}")
-    if len({job.out for job in jobs}) < len(jobs):
-        raise ConfigError("every job needs a folder of its own, and two have the same")
-    crew = _Crew(workers, observer, len(jobs))
-    with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(crew.run, job) for job in jobs]
-        try:
-            outcomes = [future.result() for future in futures]
-        except KeyboardInterrupt:
-            crew.stop.set()
-            for future in futures:
-                future.cancel()
-            outcomes = [future.result() for future in futures if not future.cancelled()]
-    if crew.stop.is_set():
-        raise Interrupted
-    return outcomes
+    crew = _Crew(jobs, workers, observer, finish)
+    crew.check()
+    pool = ThreadPoolExecutor(crew.workers)
+    try:
+        with _sigterm_as_ctrl_c():
+            futures = [pool.submit(crew.run, group) for group in crew.groups()]
+            outcomes = {outcome.job.out: outcome for future in futures for outcome in future.result()}
+            return [outcomes[job.out] for job in jobs]
+    except BaseException as error:
+        crew.stop.set()
+        with crew.abandoned_on_ctrl_c():
+            if observer is not None:
+                observer.on_stop()
+            pool.shutdown(cancel_futures=True)
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted from None
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def make_run(
+    job: Job, *, dataset: Dataset | None = None, stop: threading.Event | None = None
+) -> dict[str, Any]:
+    """Begin a job's run, or go on with the one in its folder; `dataset` is the data of its options, if loaded."""
+    if _is_begun(job):
+        return resume_run(job.out, job.options.to_json(), stop=stop)
+    return train_run(job.options, job.out, model=job.model, dataset=dataset, stop=stop)
 
 
 class _Crew:
-    def __init__(self, workers: int, observer: JobObserver | None, total: int) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        workers: int,
+        observer: JobObserver | None,
+        finish: Callable[[Job], object] | None,
+    ) -> None:
         self.stop = threading.Event()
-        self._workers = workers
+        self.workers = max(1, min(workers, len(jobs)))
+        self._jobs = jobs
         self._observer = observer
-        self._total = total
+        self._finish = finish
         self._done = 0
-        self._lock = threading.Lock()
+        self._telling = threading.Lock()
+        self._finishing = threading.Lock()
         self._loading = threading.Lock()
+        self._queue, self._places = threading.Lock(), threading.Semaphore(self.workers)
         self._datasets: dict[tuple[Any, ...], Dataset] = {}
+        self._children: set[Child] = set()
 
-    def run(self, job: Job) -> Outcome:
+    # ---- before the first run ----
+
+    def check(self) -> None:
+        """Find every problem that can be found before any run begins."""
+        folders = {job.out for job in self._jobs}
+        if len(folders) < len(self._jobs):
+            raise ConfigError("every run needs a folder of its own, and two have the same")
+        problems: dict[str, str] = {}
+        seen: set[tuple[Options, int]] = set()
+        for job in self._jobs:
+            try:
+                _check_folder(job)
+                kind = (job.options.replace(seed=0), id(job.model))
+                if not _is_begun(job) and kind not in seen:
+                    seen.add(kind)
+                    device = resolve_device(job.options.device)
+                    check_run(job.options, self._dataset(job.options, torch.device("cpu")), model=job.model)
+                    if self._in_processes(device):
+                        self._datasets.clear()  # each process loads its own
+            except UserError as error:
+                problems.setdefault(f"run {job.name!r}" if job.name else "", str(error))
+        if problems:
+            raise ConfigError(first_problem(problems))
+
+    def groups(self) -> list[list[Job]]:
+        """The jobs in the order in which they begin; those that can be trained as one, at most `workers`, are one group."""
+        found: list[list[Job]] = []
+        open_groups: dict[object, list[Job]] = {}
+        for job in self._jobs:
+            kind = self._kind(job)
+            group = open_groups.get(kind)
+            if kind is None or group is None or len(group) == self.workers:
+                group = []
+                found.append(group)
+                open_groups[kind] = group
+            group.append(job)
+        return found
+
+    def _kind(self, job: Job) -> object:
+        """What runs must have in common to be trained as one; None for a run that is not."""
+        if self.workers == 1 or not _can_stack(job.options) or (job.out / "result.json").exists():
+            return None
         try:
-            outcome = Outcome(job, self._result(job), None)
+            step = saved_step(job.out)
+        except UserError:  # a damaged checkpoint, which is that run's own affair
+            return None
+        return job.options.replace(seed=0), json.dumps(job.model, sort_keys=True), step
+
+    # ---- runs ----
+
+    def run(self, group: Sequence[Job]) -> list[Outcome]:
+        with self._queue:  # one at a time takes places: two groups with some each would wait for ever
+            for _ in group:
+                self._places.acquire()
+        try:
+            return self._together(group) if len(group) > 1 else [self._outcome(group[0], self._result)]
+        finally:
+            self._places.release(len(group))
+
+    def _outcome(self, job: Job, make: Callable[[Job], dict[str, Any]]) -> Outcome:
+        try:
+            outcome = Outcome(job, make(job), None)
+            if self._finish is not None:
+                with self._finishing:
+                    self._finish(job)
         except Interrupted:
             return Outcome(job, None, "interrupted")
         except UserError as error:
-            outcome = Outcome(job, None, str(error))
+            outcome = Outcome(job, None, _in_one_line(str(error)))
         except Exception as error:  # a bug in one run must not take the others with it
-            outcome = Outcome(job, None, f"{type(error).__name__}: {error}")
-        with self._lock:
+            outcome = Outcome(job, None, _in_one_line(f"{type(error).__name__}: {error}"))
+        with self._telling:
             self._done += 1
             if self._observer is not None:
-                self._observer.on_outcome(outcome, self._done, self._total)
+                self._observer.on_outcome(outcome, self._done, len(self._jobs))
         return outcome
 
     def _result(self, job: Job) -> dict[str, Any]:
         if self.stop.is_set():
             raise Interrupted
-        if (job.out / "result.json").exists():
-            return read_result(job.out)
         device = resolve_device(job.options.device)
+        finished = (job.out / "result.json").exists()
+        in_process = self._in_processes(device) and not finished
+        return self._in_process(job) if in_process else self._in_thread(job, device)
+
+    def _in_processes(self, device: torch.device) -> bool:
+        return self.workers > 1 and device.type != "cuda"
+
+    def _together(self, group: Sequence[Job]) -> list[Outcome]:
+        """Train a group as one, or, where that turns out to be impossible, its runs side by side."""
+        device = resolve_device(group[0].options.device)
+        trainers: dict[Path, Trainer] = {}
+        ends: dict[Path, Exception | None] = {}
+        with _own_stream(device):
+            for job in group:
+                try:
+                    trainers[job.out] = self._trainer(job, device)
+                except Exception as error:
+                    ends[job.out] = error
+            try:
+                with out_of_memory_as_error(f"{REMEDY}, or --jobs"):
+                    ends |= zip(trainers, train_together(list(trainers.values())), strict=True)
+            except Apart as reason:
+                return self._side_by_side(group, trainers, ends, str(reason))
+            except Exception as error:
+                ends |= dict.fromkeys(trainers, error)
+            return [
+                self._outcome(job, lambda job: _ended(ends[job.out], trainers.get(job.out))) for job in group
+            ]
+
+    def _trainer(self, job: Job, device: torch.device) -> Trainer:
+        if self.stop.is_set():
+            raise Interrupted
+        dataset = self._dataset(job.options, device)
+        if _is_begun(job):
+            trainer = reopen_run(job.out, job.options.to_json(), dataset=dataset, stop=self.stop)
+        else:
+            trainer = begin_run(job.options, job.out, model=job.model, dataset=dataset, stop=self.stop)
+        trainer.restore()
+        return trainer
+
+    def _side_by_side(
+        self,
+        group: Sequence[Job],
+        trainers: Mapping[Path, Trainer],
+        ends: Mapping[Path, Exception | None],
+        reason: str,
+    ) -> list[Outcome]:
+        device = resolve_device(group[0].options.device)
         if device.type == "cuda":
-            return self._in_thread(job, device)
-        if self._workers == 1:
-            return _train(job, self.stop)
-        return self._in_process(job)
+            torch.cuda.synchronize(device)  # each goes on in a stream of its own
+
+        def alone(job: Job) -> dict[str, Any]:
+            if job.out not in trainers:
+                return _ended(ends[job.out], None)
+            trainers[job.out].apart = reason
+            with _own_stream(device):
+                return complete_run(trainers[job.out])
+
+        with ThreadPoolExecutor(len(group)) as pool:
+            return list(pool.map(lambda job: self._outcome(job, alone), group))
 
     def _in_thread(self, job: Job, device: torch.device) -> dict[str, Any]:
-        own_stream = torch.cuda.stream(torch.cuda.Stream(device)) if self._workers > 1 else nullcontext()
-        with own_stream:
-            if (job.out / "config.json").exists():
-                return _train(job, self.stop)
-            return train_run(job.options, job.out, dataset=self._dataset(job.options, device), stop=self.stop)
+        with _own_stream(device) if self.workers > 1 else nullcontext():
+            dataset = None if _is_begun(job) else self._dataset(job.options, device)
+            return make_run(job, dataset=dataset, stop=self.stop)
 
     def _dataset(self, options: Options, device: torch.device) -> Dataset:
         """The data of a job, loaded once for all jobs on the same."""
         key = tuple(getattr(options, name) for name in OF_DATA)
         with self._loading:
             if key not in self._datasets:
-                self._datasets[key] = build_data(options).to(device)
-            return self._datasets[key]
+                self._datasets[key] = build_data(options)
+            if (*key, device) not in self._datasets:
+                self._datasets[*key, device] = self._datasets[key].to(device)
+            return self._datasets[*key, device]
 
     def _in_process(self, job: Job) -> dict[str, Any]:
-        threads = max(1, (os.cpu_count() or 1) // self._workers)
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        with tempfile.TemporaryDirectory() as folder:
-            config = Path(folder) / "config.json"
-            write_json(config, {"version": CONFIG_VERSION} | job.options.to_json())
-            resume = ["--resume"] if (job.out / "config.json").exists() else ["--config", str(config)]
-            command = [sys.executable, "-m", "xorflow", "train", "--out", str(job.out), *resume]
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-            _, complaint = _wait(process, self.stop)
-        if process.returncode in (130, -signal.SIGINT, -signal.SIGTERM):
-            raise Interrupted
-        if process.returncode != 0:
-            lines = complaint.strip().splitlines() or [f"ended with code {process.returncode}"]
-            raise UserError(lines[-1].removeprefix("error: "))
+        threads = max(1, (os.cpu_count() or 1) // self.workers)
+        child = Child(_job_to_bytes(job), job.out, threads)
+        self._children.add(child)
+        try:
+            child.wait(self.stop)
+        finally:
+            self._children.discard(child)
         return read_result(job.out)
 
-
-def _train(job: Job, stop: threading.Event) -> dict[str, Any]:
-    if (job.out / "config.json").exists():
-        return resume_run(job.out, {}, stop=stop)
-    return train_run(job.options, job.out, stop=stop)
-
-
-def _wait(process: subprocess.Popen[str], stop: threading.Event) -> tuple[str | None, str]:
-    """Wait for a run's process; if the others are told to stop, tell it too, once."""
-    told = False
-    while True:
+    @contextmanager
+    def abandoned_on_ctrl_c(self) -> Iterator[None]:
+        """While runs save, Ctrl-C kills their processes; what they saved before is kept."""
         try:
-            out, err = process.communicate(timeout=0.2)
-            return out, err or ""
-        except subprocess.TimeoutExpired:
-            if stop.is_set() and not told:
-                process.send_signal(signal.SIGINT)
-                told = True
+            yield
+        except KeyboardInterrupt:
+            for child in list(self._children):
+                child.kill()
+            raise
+
+
+def _can_stack(options: Options) -> bool:
+    return resolve_device(options.device).type == "cuda" and options.precision in PRECISIONS
+
+
+def _own_stream(device: torch.device) -> AbstractContextManager[object]:
+    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+
+
+def _ended(error: Exception | None, trainer: Trainer | None) -> dict[str, Any]:
+    """The result of a run of a group, which its training ended in this way."""
+    if error is not None:
+        raise error
+    assert trainer is not None
+    return finish_run(trainer)
+
+
+def _job_to_bytes(job: Job) -> bytes:
+    """A job as a line of JSON, for another process."""
+    spec = {"options": job.options.to_json(), "out": str(job.out), "name": job.name, "model": job.model}
+    return json.dumps(spec).encode() + b"\n"
+
+
+def job_from_bytes(line: bytes) -> Job:
+    """What `_job_to_bytes` wrote."""
+    spec = json.loads(line)
+    return Job(Options().replace(**spec["options"]), Path(spec["out"]), spec["name"], spec["model"])
+
+
+# ---- folders ----
+
+
+def _is_begun(job: Job) -> bool:
+    return (job.out / "config.json").exists()
+
+
+def _check_folder(job: Job) -> None:
+    """Refuse a folder that is not this run's, or can't become it."""
+    try:
+        if _is_begun(job):
+            _require_unchanged(job)
+            return
+        for left in (job.out / ".writable", *job.out.glob(f".*{TEMPORARY}")):  # by a process that was killed
+            left.unlink(missing_ok=True)
+        require_free(job.out)
+        if (job.out.parent / "config.json").exists():
+            raise ConfigError(f"--out {job.out} lies in the folder of another run; choose another --out")
+        nearest = next(folder for folder in (job.out, *job.out.absolute().parents) if folder.exists())
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"--out {job.out} cannot be made: {nearest} is read-only; choose another folder"
+            )
+    except OSError as error:
+        raise ConfigError(
+            f"--out {job.out} cannot be written: {error.strerror}; choose another folder"
+        ) from None
+
+
+def _require_unchanged(job: Job) -> None:
+    config = read_config_file(job.out)
+    before = options_of_config(config, job.out / "config.json").to_json()
+    now = job.options.to_json()
+    if job.model is not None and job.options.layers is None:
+        before["model"], now["model"] = config["model"], job.model
+    for name, value in now.items():
+        if value != before[name] and name not in HARMLESS:
+            was, is_now = ("another", "this") if name == "model" else (repr(before[name]), repr(value))
+            raise ConfigError(
+                f"--resume continues runs as they were configured: {name} is {was} in {job.out} and {is_now} "
+                "here; set it back, or begin anew with another --out"
+            )
+
+
+# ---- words ----
+
+
+def first_problem(problems: Mapping[str, str]) -> str:
+    """One line about many problems, by where they are: the first of them, and where else to look."""
+    (where, text), *others = problems.items()
+    line = f"{where}: {text}" if where else text
+    return line + (f"; there are problems in {', '.join(name for name, _ in others)} too" if others else "")
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Within this block SIGTERM, too, raises KeyboardInterrupt; only the main thread can arrange that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

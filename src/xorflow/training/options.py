@@ -32,6 +32,9 @@ class Options:
         order: `natural`, `reversed`, `alternating`, `random`, `random:SEED`, or one a layer, with commas.
         mask: of couplings, `checkerboard`, `halves`, `alternate` or `random`; every second layer flips it.
         direct: connections from input to output in each MADE.
+        variant: layers see the running `state`, or each the choices of the layer before, a `chain`, in one ordering.
+        own: each MADE also sees the choices of its own layer that came before.
+        posterior: `none`, or a network that sees all data, `mlp`, or those up to each feature, `made`, in every layer.
         transform: `shift` or `affine` (modulo K).
         base: `learned` or `fixed`.
         p0: the base's probability of category 0, the first one if learned; by default 0.9, learned 0.998.
@@ -50,6 +53,7 @@ class Options:
         device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps`.
         precision: `auto` (`tf32` on CUDA), `32-true`, `tf32` products, `bf16-mixed`, `16-mixed` or `64-true`; in training only.
         validate_every: epochs between validations.
+        select: the weights kept are best on validation data by `likelihood`, or by that of the `greedy` reading.
         checkpoint_seconds: how often, at least, progress is saved.
         evaluation_samples: S of the importance-sampled bound, where there is no exact likelihood.
         tensorboard: also write TensorBoard event files.
@@ -66,6 +70,9 @@ class Options:
     order: str = "natural"
     mask: str = "checkerboard"
     direct: bool = False
+    variant: str = "state"
+    own: bool = False
+    posterior: str = "none"
     transform: str = "shift"
     base: str = "learned"
     p0: float | None = None
@@ -84,6 +91,7 @@ class Options:
     device: str = "auto"
     precision: str = "auto"
     validate_every: int = 1
+    select: str = "likelihood"
     checkpoint_seconds: float = 30.0
     evaluation_samples: int = 64
     tensorboard: bool = False
@@ -118,18 +126,24 @@ class Options:
 
 
 OF_DATA = ("data", "validation", "test", "data_seed", "label")
-OF_A_MODEL = ("layers", "conditioner", "hidden", "order", "mask", "direct", "transform", "base", "p0")
+OF_A_MODEL = (
+    *("layers", "conditioner", "hidden", "order", "mask", "direct"),
+    *("variant", "own", "posterior", "transform", "base", "p0"),
+)
 """Options that describe a model, and mean nothing beside one that was built in Python."""
 
 _SEEDS = 2**40  # room for the number of an epoch beside the seed
 
 _CHOICES = {
     "conditioner": ("made", "coupling"),
+    "variant": ("state", "chain"),
+    "posterior": ("none", "mlp", "made"),
     "transform": ("shift", "affine"),
     "base": ("learned", "fixed"),
     "start": ("data", "random"),
     "schedule": ("cosine", "constant"),
     "optimiser": ("adam", "adamw", "sgd"),
+    "select": ("likelihood", "greedy"),
     "precision": ("auto", "32-true", "tf32", "bf16-mixed", "16-mixed", "64-true"),
 }
 
@@ -188,14 +202,19 @@ def _convert(name: str, annotation: str, value: Any, origin: str) -> Any:
 def read_config(path: Path) -> tuple[Options, dict[str, Any] | None]:
     """Options from a .toml file or a run's `config.json`, and the explicit model that the latter may hold."""
     if path.suffix == ".toml":
-        try:
-            return from_mapping(tomllib.loads(path.read_text(encoding="utf-8")), str(path)), None
-        except FileNotFoundError:
-            raise ConfigError(f"--config names a file that is not there: {path}") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"--config {path} is no readable TOML: {error}") from None
+        return from_mapping(read_toml(path), str(path)), None
     values = read_json(path, "the configuration")
     return options_of_config(values, path), values.get("model")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a .toml file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"--config names a file that is not there: {path}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"--config {path} is no readable TOML: {error}") from None
 
 
 def options_of_config(values: Mapping[str, Any], path: Path) -> Options:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from xorflow import evaluate
 from xorflow.bases import FactorisedBase
 from xorflow.data import Dataset, Split
 from xorflow.evaluate import LogLikelihood
 from xorflow.flows import Flow, LatentFlow, refit_base
-from xorflow.training.build import category_frequencies
+from xorflow.training.build import category_counts, category_frequencies
 
 _TRAIN_DRAW = 0
 """The seed of the one draw of stochastic training data on which a base is refitted."""
@@ -54,24 +52,22 @@ def report(
 def _report_split(flow: LatentFlow, refit: Flow, split: Split, samples: int) -> dict[str, Any]:
     greedy = evaluate.greedy(flow, split)
     refitted_likelihood = evaluate.exact(refit, split)
-    return likelihood(flow, split, samples).summary() | {
+    found = likelihood(flow, split, samples).summary() | {
         "greedy_nll": greedy.nll,
         "greedy_stderr": greedy.stderr,
         "refit_nll": refitted_likelihood.nll,
         "refit_stderr": refitted_likelihood.stderr,
         "floor": float(flow.base.floor().detach()),
+        "layers": [dataclasses.asdict(use) for use in evaluate.layer_use(flow, split)],
     }
+    if flow.has_posterior:
+        found["elbo_nll"] = evaluate.elbo(flow, split).nll
+    return found
 
 
 def independent_nll(dataset: Dataset, split: Split) -> float:
     """The negative log-likelihood, in nats, of independent features with the training data's frequencies."""
     table = category_frequencies(dataset.train, dataset.categories)
     base = FactorisedBase(dataset.features, categories=dataset.categories, probabilities=table)
-    log_table = base.log_table().double()
-    features = torch.arange(dataset.features)
-    total = sum(float(log_table[features, _integers(batch.x)].sum()) for batch in split.batches(2000))
-    return -total / len(split)
-
-
-def _integers(x: Tensor) -> Tensor:
-    return x.cpu().long()
+    expected = (base.log_table().double() * category_counts(split.values, dataset.categories)).sum()
+    return -float(expected) / len(split)

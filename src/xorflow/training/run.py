@@ -35,6 +35,7 @@ from xorflow.training.options import (
     check_version,
     options_of_config,
 )
+from xorflow.training.products import full_products
 from xorflow.training.results import independent_nll, report
 from xorflow.training.specs import flow_from_spec, flow_to_spec
 from xorflow.training.storage import TEMPORARY, load_tensors, read_json, save_tensors, write_bytes, write_json
@@ -83,7 +84,7 @@ def fit(
         start_from_data(flow, data.train)
     if folder is not None:
         write_config(folder, chosen, flow, data)
-    return _train(flow, estimator, data, chosen, folder, observer)
+    return complete_run(_trainer(flow, estimator, data, chosen, folder, observer))
 
 
 def train_run(
@@ -100,6 +101,19 @@ def train_run(
     `dataset` is the data that the options name, if they are loaded already.
     Setting `stop`, from another thread, interrupts the run as Ctrl-C would.
     """
+    return complete_run(begin_run(options, out, observer, model=model, dataset=dataset, stop=stop))
+
+
+def begin_run(
+    options: Options,
+    out: Path,
+    observer: Observer | None = None,
+    *,
+    model: dict | None = None,
+    dataset: Dataset | None = None,
+    stop: threading.Event | None = None,
+) -> Trainer:
+    """Make the folder of a new run, and what trains it; see `train_run`."""
     resolve_device(options.device)
     estimator = build_estimator(options.estimator)
     dataset = dataset or build_data(options)
@@ -107,7 +121,13 @@ def train_run(
     _check(options, estimator, flow)
     prepare_folder(out)
     write_config(out, options, flow, dataset)
-    return _train(flow, estimator, dataset, options, out, observer, stop)
+    return _trainer(flow, estimator, dataset, options, out, observer, stop)
+
+
+def check_run(options: Options, dataset: Dataset, *, model: dict | None = None) -> None:
+    """Raise what `train_run` would raise before it makes its folder; nothing is kept or written."""
+    estimator = build_estimator(options.estimator)
+    _check(options, estimator, _fresh_flow(options, dataset, model))
 
 
 def _check(options: Options, estimator: Estimator, flow: LatentFlow) -> None:
@@ -126,6 +146,34 @@ def resume_run(
     stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """Go on with an interrupted run; a finished one returns its result."""
+    if (run / "result.json").exists():
+        _options_of_run(run, changes)
+        drop_snapshots(run)
+        return read_result(run)
+    return complete_run(reopen_run(run, changes, observer, stop=stop))
+
+
+def reopen_run(
+    run: Path,
+    changes: Mapping[str, Any],
+    observer: Observer | None = None,
+    *,
+    dataset: Dataset | None = None,
+    stop: threading.Event | None = None,
+) -> Trainer:
+    """What goes on with an interrupted run; `dataset` is the data that its options name, if they are loaded already."""
+    options, config = _options_of_run(run, changes)
+    for left in run.glob(f".*{TEMPORARY}"):  # by a process that was killed while it wrote
+        left.unlink(missing_ok=True)
+    estimator = build_estimator(options.estimator)
+    dataset = data_of_run(run, options, config["data_format"], dataset)
+    flow = _new_flow(options, dataset, config["model"])
+    _check(options, estimator, flow)
+    return _trainer(flow, estimator, dataset, options, run, observer, stop)
+
+
+def _options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+    """The options of a run, with changes that do no harm, and all of its configuration."""
     config = read_config_file(run)
     options = options_of_config(config, run / "config.json")
     for name, value in changes.items():
@@ -135,29 +183,23 @@ def resume_run(
                 f"--resume continues a run as it was configured: {name} is {before!r} in {run} and {value!r} "
                 "here; leave that option out, or start a new run with another --out"
             )
-    options = options.replace(**changes)
-    if (run / "result.json").exists():
-        drop_snapshots(run)
-        return read_result(run)
-    for left in run.glob(f".*{TEMPORARY}"):  # by a process that was killed while it wrote
-        left.unlink(missing_ok=True)
-    estimator = build_estimator(options.estimator)
-    dataset = data_of_run(run, options, config["data_format"])
-    flow = _new_flow(options, dataset, config["model"])
-    _check(options, estimator, flow)
-    return _train(flow, estimator, dataset, options, run, observer, stop)
+    return options.replace(**changes), config
 
 
 def _new_flow(options: Options, dataset: Dataset, model: dict | None) -> LatentFlow:
-    with _SEEDED, torch.random.fork_rng(devices=[]), out_of_memory_as_error(REMEDY):
-        torch.manual_seed(options.seed)
-        flow = build_flow(options, dataset) if options.layers is not None else flow_from_spec(model or {})
+    flow = _fresh_flow(options, dataset, model)
     if options.start == "data":
         start_from_data(flow, dataset.train)
     return flow
 
 
-def _train(
+def _fresh_flow(options: Options, dataset: Dataset, model: dict | None) -> LatentFlow:
+    with _SEEDED, torch.random.fork_rng(devices=[]), out_of_memory_as_error(REMEDY):
+        torch.manual_seed(options.seed)
+        return build_flow(options, dataset) if options.layers is not None else flow_from_spec(model or {})
+
+
+def _trainer(
     flow: LatentFlow,
     estimator: Estimator,
     dataset: Dataset,
@@ -165,13 +207,25 @@ def _train(
     run: Path | None,
     observer: Observer | None,
     stop: threading.Event | None = None,
-) -> dict[str, Any]:
+) -> Trainer:
     with out_of_memory_as_error(REMEDY):
-        trainer = Trainer(flow, estimator, dataset, options, run, observer, stop)
+        return Trainer(flow, estimator, dataset, options, run, observer, stop)
+
+
+def complete_run(trainer: Trainer) -> dict[str, Any]:
+    """Train to the end; see `finish_run` for the rest."""
+    with out_of_memory_as_error(REMEDY):
         trainer.train()
+    return finish_run(trainer)
+
+
+def finish_run(trainer: Trainer) -> dict[str, Any]:
+    """Evaluate what was trained and, if the run has a folder, write weights and `result.json`; returns the latter."""
+    with out_of_memory_as_error(REMEDY):
         result = _result(trainer)
+    run = trainer.run_folder
     if run is not None:
-        save_tensors(run, "weights", flow.state_dict())
+        save_tensors(run, "weights", trainer.flow.state_dict())
         write_json(run / "result.json", result)
         drop_snapshots(run)
     return result
@@ -179,7 +233,8 @@ def _train(
 
 def _result(trainer: Trainer) -> dict[str, Any]:
     flow, dataset, options = trainer.flow, trainer.dataset, trainer.options
-    parts = report(flow, dataset, options.evaluation_samples, ("test", "validation"))
+    with full_products():
+        parts = report(flow, dataset, options.evaluation_samples, ("test", "validation"))
     reference = dataset.test or dataset.validation
     return {
         **parts,
@@ -191,9 +246,10 @@ def _result(trainer: Trainer) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in flow.parameters() if p.requires_grad),
         "weights": "average" if options.average else "last" if trainer.best is None else "best on validation",
         "seconds": round(trainer.progress.seconds, 3),
+        "together": trainer.together,
         "device": str(trainer.device),
         "data": dataset.describe(),
-    }
+    } | ({} if trainer.apart is None else {"apart": trainer.apart})
 
 
 # ---- folders ----
@@ -201,12 +257,7 @@ def _result(trainer: Trainer) -> dict[str, Any]:
 
 def prepare_folder(out: Path) -> Path:
     """A new folder for a run; one that holds anything is never written into."""
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        kind = "is a file" if out.is_file() else "is not empty"
-        hint = "continue that run with --resume, or " if (out / "config.json").exists() else ""
-        raise ConfigError(
-            f"--out must be a new or an empty folder, and {out} {kind}: {hint}choose another --out"
-        )
+    require_free(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_bytes(out / ".writable", b"")
@@ -216,6 +267,23 @@ def prepare_folder(out: Path) -> Path:
         reason = cause.strerror if isinstance(cause, OSError) else cause
         raise ConfigError(f"--out {out} cannot be written: {reason}; choose another folder") from None
     return out
+
+
+def require_free(out: Path) -> None:
+    """Refuse a folder that holds anything, or a file in its place."""
+    if not (out.is_file() or (out.is_dir() and any(out.iterdir()))):
+        return
+    kind, hint = "is a file" if out.is_file() else "is not empty", ""
+    if (out / "config.json").exists():
+        hint = "continue that run with --resume, or "
+    elif holds_several(out):
+        hint = "continue its runs with the command that began them and --resume, or "
+    raise ConfigError(f"--out must be a new or an empty folder, and {out} {kind}: {hint}choose another --out")
+
+
+def holds_several(folder: Path) -> bool:
+    """Whether these are runs in a folder of their own each, as seeds and tables of runs leave them."""
+    return any(next(folder.glob(f"{depth}/config.json"), None) for depth in ("*", "*/*"))
 
 
 def write_config(run: Path, options: Options, flow: LatentFlow, dataset: Dataset) -> None:
@@ -239,14 +307,16 @@ def _data_format(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def data_of_run(run: Path, options: Options, kept: Mapping[str, Any]) -> Dataset:
-    """The data that a run began with, loaded again; other data are refused."""
+def data_of_run(
+    run: Path, options: Options, kept: Mapping[str, Any], dataset: Dataset | None = None
+) -> Dataset:
+    """The data that a run began with, loaded again unless given; other data are refused."""
     if options.layers is None and options.data != "mnist" and not Path(options.data).exists():
         raise ConfigError(
             f"the run in {run} was made by fit() on data named {options.data!r}, which are no file here; "
             "use xorflow.load and xorflow.evaluate in Python"
         )
-    dataset = build_data(options)
+    dataset = dataset or build_data(options)
     came = _data_format(dataset)
     if came != kept:
         changed = _difference(came, kept)
@@ -309,7 +379,7 @@ def open_run(run: Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Modu
         raise CheckpointError(
             f"the run in {run} is not finished; continue it with: xorflow train --out {run} --resume"
         )
-    with torch.random.fork_rng(devices=[]):  # fresh weights are drawn, only to be replaced
+    with _SEEDED, torch.random.fork_rng(devices=[]):  # fresh weights are drawn, only to be replaced
         flow = flow_from_spec(config["model"], parts)
     _install_weights(flow, run)
     codec, shape = config["data_format"].get("codec"), config["data_format"].get("shape")

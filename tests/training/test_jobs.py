@@ -1,0 +1,313 @@
+"""Several runs at once: in order, none harmed by another, and each the run that it would be alone."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiny_runs import DEEP, assert_same_run, read, rows_file, tiny_flow, tiny_options
+from xorflow.errors import CheckpointError, ConfigError, UserError
+from xorflow.training import Interrupted, Job, Options, Outcome, flow_to_spec, jobs, run_jobs, train_run
+from xorflow.training.processes import Child
+
+DIVERGES = {"optimiser": "sgd", "lr": 1e30}
+LONG = {"epochs": 60, "checkpoint_seconds": 0.0, **DEEP}
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Options:
+    return tiny_options(rows_file(tmp_path / "rows.npy"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with noise and averaging that nobody interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    data = rows_file(folder / "rows.npy")
+    train_run(tiny_options(data, **(LONG | {"checkpoint_seconds": 1000})), folder / "run")
+    return folder / "run"
+
+
+def long_options(whole: Path) -> Options:
+    return tiny_options(read(whole / "config.json")["data"], **LONG)
+
+
+class Watch:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int, int]] = []
+        self.stopped = 0
+
+    def on_outcome(self, outcome: Outcome, done: int, total: int) -> None:
+        self.told.append((outcome.job.out.name, done, total))
+
+    def on_stop(self) -> None:
+        self.stopped += 1
+
+
+def after_a_checkpoint(run: Path, act: Any) -> threading.Thread:
+    """Act once the run has saved for the first time."""
+
+    def wait() -> None:
+        limit = time.monotonic() + 60
+        while not (run / "checkpoints/latest.json").exists() and time.monotonic() < limit:
+            time.sleep(0.005)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_processes_that_fail_or_are_killed_harm_no_other(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def record(*arguments: Any, **named: Any) -> subprocess.Popen[str]:
+        started.append(popen(*arguments, **named))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", record)
+    options, killed, watch = long_options(whole), tmp_path / "killed", Watch()
+    made = [
+        Job(options, killed),
+        Job(options.replace(layers=1, estimator="marginal", **DIVERGES), tmp_path / "diverges"),
+        Job(options.replace(seed=1, epochs=2), tmp_path / "good"),
+    ]
+
+    def kill() -> None:
+        next(process for process in started if str(killed) in process.args).kill()  # pyright: ignore
+
+    killer = after_a_checkpoint(killed, kill)
+    first, second, third = run_jobs(made, 2, watch)
+    killer.join()
+    assert [outcome.job for outcome in (first, second, third)] == made
+    assert first.error == (
+        "its process was ended by signal 9 (by hand, or for want of memory); continue it with --resume"
+    )
+    assert second.error is not None
+    assert "not finite at step" in second.error
+    assert third.error is None
+    assert third.result == read(tmp_path / "good/result.json")
+    assert sorted(done for _, done, _ in watch.told) == [1, 2, 3]
+
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "good").rglob("*")}
+    started.clear()
+    again = [Job(options.replace(checkpoint_seconds=1000), killed), made[2]]
+    assert [outcome.error for outcome in run_jobs(again, 2)] == [None, None]
+    assert len(started) == 1  # what is finished is read
+    assert_same_run(killed, whole)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "good").rglob("*")} == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_told_to_stop_all_save_and_later_go_on(whole: Path, tmp_path: Path, number: signal.Signals) -> None:
+    options, watch = long_options(whole), Watch()
+    made = [Job(options, tmp_path / "first"), Job(options.replace(epochs=1), tmp_path / "second")]
+    presser = after_a_checkpoint(tmp_path / "first", lambda: os.kill(os.getpid(), number))
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(Interrupted):
+        run_jobs(made, 1, watch)
+    presser.join()
+    assert (watch.told, watch.stopped) == ([], 1)
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert (tmp_path / "first/checkpoints/latest.json").exists()
+    assert not (tmp_path / "second").exists()
+    made[0] = Job(options.replace(checkpoint_seconds=1000), tmp_path / "first")
+    assert [outcome.error for outcome in run_jobs(made, 1, watch)] == [None, None]
+    assert watch.told == [("first", 1, 2), ("second", 2, 2)]
+    assert_same_run(tmp_path / "first", whole)
+
+
+def test_runs_that_are_threads_are_the_runs_alone(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a CUDA device, but for the streams."""
+    loaded: list[Options] = []
+    build = jobs.build_data
+    monkeypatch.setattr(jobs, "build_data", lambda chosen: loaded.append(chosen) or build(chosen))
+    monkeypatch.setattr(jobs._Crew, "_in_processes", lambda crew, device: False)
+    deep = options.replace(tensorboard=True, **DEEP)
+    made = [Job(deep.replace(seed=seed), tmp_path / f"seed-{seed}") for seed in range(4)]
+    made.insert(2, Job(options.replace(**DIVERGES), tmp_path / "diverges"))
+    found = run_jobs(made, 5)
+    assert [outcome.error is None for outcome in found] == [True, True, False, True, True]
+    assert len(loaded) == 1  # the same data for all
+    for seed in range(4):
+        train_run(deep.replace(seed=seed), tmp_path / f"alone-{seed}")
+        assert_same_run(tmp_path / f"seed-{seed}", tmp_path / f"alone-{seed}")
+        assert list((tmp_path / f"seed-{seed}/tensorboard").iterdir())
+
+
+def test_a_fault_of_ours_in_one_run_is_told_in_one_line(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = jobs.make_run
+
+    def faulty(job: Job, **named: Any) -> dict[str, Any]:
+        if job.out.name == "a":
+            raise RuntimeError("two\nlines")
+        return make(job, **named)
+
+    monkeypatch.setattr(jobs, "make_run", faulty)
+    first, second = run_jobs([Job(options, tmp_path / "a"), Job(options, tmp_path / "b")], 1)
+    assert first.error == "RuntimeError: two lines"
+    assert second.error is None
+
+
+def test_what_belongs_to_a_finished_run_is_added_and_its_error_is_the_run_s(
+    options: Options, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+
+    def finish(job: Job) -> None:
+        seen.append(job.out.name)
+        if job.out.name == "b":
+            raise CheckpointError("no room")
+
+    made = [Job(options.replace(seed=n), tmp_path / name) for n, name in enumerate("ab")]
+    for _ in range(2):  # made, and read
+        assert [outcome.error for outcome in run_jobs(made, 1, finish=finish)] == [None, "no room"]
+    assert seen == ["a", "b", "a", "b"]
+    assert (tmp_path / "b/result.json").exists()
+
+
+def test_an_explicit_model_is_trained_too(options: Options, tmp_path: Path) -> None:
+    model = flow_to_spec(tiny_flow())
+    job = Job(options.replace(layers=None, start="random"), tmp_path / "run", model=model)
+    line = jobs._job_to_bytes(job)
+    assert line.count(b"\n") == 1
+    assert jobs.job_from_bytes(line) == job
+    assert run_jobs([job], 1)[0].error is None
+    assert read(tmp_path / "run/config.json")["model"] == model
+    other = flow_to_spec(tiny_flow(layers=2))
+    with pytest.raises(ConfigError, match=r"model is another in .* and this here"):
+        run_jobs([Job(job.options, job.out, model=other)], 1)
+
+
+def test_no_jobs_are_no_work() -> None:
+    assert run_jobs([], 4) == []
+
+
+# ---- what is refused before any run begins ----
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"estimator": "reinforced"}, "run 'b': estimator is one of"),
+        ({"device": "cuda:63"}, "run 'b': device 'cuda:63' is not there"),
+        ({"precision": "16-mixed"}, "run 'b': precision 16-mixed needs an accelerator"),
+        ({"data": "none.npy"}, r"run 'b': .*none\.npy"),
+        ({"order": "natural,reversed"}, "run 'b': order names 2 orderings"),
+    ],
+)
+def test_a_job_that_cannot_be_made_stops_all_before_they_begin(
+    options: Options, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    wrong = options.replace(**changes)
+    made = [
+        Job(options, tmp_path / "a", "a"),
+        Job(wrong, tmp_path / "b", "b"),
+        Job(wrong, tmp_path / "c", "c"),
+    ]
+    with pytest.raises(ConfigError, match=words):
+        run_jobs(made, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.npy"]
+
+
+def test_every_job_that_is_wrong_is_named(options: Options, tmp_path: Path) -> None:
+    made = [
+        Job(options.replace(estimator=name), tmp_path / name, name) for name in ("marginal", "magic", "more")
+    ]
+    with pytest.raises(
+        ConfigError, match=r"run 'magic': estimator is .*; there are problems in run 'more' too$"
+    ):
+        run_jobs(made, 1)
+
+
+def test_numbers_and_folders_that_mean_nothing(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="--jobs is at least 1; got 0"):
+        run_jobs([Job(options, tmp_path / "a")], 0)
+    with pytest.raises(ConfigError, match="a folder of its own"):
+        run_jobs([Job(options, tmp_path / "a"), Job(options.replace(seed=1), tmp_path / "a")], 1)
+    with pytest.raises(ConfigError, match="cannot be written: Not a directory; choose another folder"):
+        run_jobs([Job(options, tmp_path / "rows.npy/a")], 1)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(ConfigError, match="is read-only; choose another folder"):
+        run_jobs([Job(options, tmp_path / "a/b")], 1)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").touch()
+    with pytest.raises(ConfigError, match=r"mine is not empty: choose another --out"):
+        run_jobs([Job(options, tmp_path / "mine")], 1)
+
+
+def test_other_options_than_a_run_began_with(options: Options, tmp_path: Path) -> None:
+    job = Job(options, tmp_path / "a", "a")
+    run_jobs([job], 1)
+    for name, value in (("lr", 0.5), ("seed", 3), ("hidden", [8])):
+        changed = Job(options.replace(**{name: value}), job.out, "a")
+        before = json.dumps(options.to_json()[name]).replace("[", r"\[").replace("]", r"\]")
+        with pytest.raises(ConfigError, match=f"run 'a': .* {name} is {before} in {job.out} and .* here"):
+            run_jobs([changed], 1)
+    harmless = Job(options.replace(checkpoint_seconds=1, evaluation_samples=9), job.out, "a")
+    assert run_jobs([harmless], 1)[0].error is None
+    with pytest.raises(ConfigError, match="lies in the folder of another run"):
+        run_jobs([Job(options, job.out / "seed-0")], 1)
+
+
+def test_a_folder_that_a_killed_process_had_only_made_is_taken_over(options: Options, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for name in (".writable", ".config.json.abc.tmp"):
+        (tmp_path / "a" / name).touch()
+    assert run_jobs([Job(options, tmp_path / "a")], 1)[0].error is None
+    assert not list((tmp_path / "a").glob(".*"))
+
+
+# ---- processes, played by short scripts ----
+
+
+def played(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr("sys.executable", str(program))
+    return Child(b"{}\n", tmp_path / "run", 1)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("exit 130", "its process was told to stop; continue it with --resume"),
+        ("kill -TERM $$", "its process was told to stop; continue it with --resume"),
+        ("kill -SEGV $$", "its process was ended by signal 11; continue it with --resume"),
+        ("echo a warning >&2; echo the reason >&2; exit 2", "the reason"),
+        ("exit 3", "its process ended with code 3"),
+    ],
+)
+def test_how_a_process_ended_is_said(
+    script: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError) as error:
+        played(script, tmp_path, monkeypatch).wait(threading.Event())
+    assert str(error.value) == words
+
+
+def test_a_process_is_let_go_by_closing_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Interrupted):
+        played("cat > /dev/null; exit 130", tmp_path, monkeypatch).wait(stop)
+    played("cat > /dev/null", tmp_path, monkeypatch).wait(stop)  # it was finished anyway
