@@ -135,6 +135,29 @@ MEMBERS: dict[str, Callable[[], LatentFlow]] = {
     ),
     "chain context": lambda: flow(*chain(2, 2, "reversed", context=2)),
     "chain posterior": lambda: flow(*(inferred(layer, ("x", "previous")) for layer in chain(2, 2))),
+    # posteriors that see this or that, to depth 3
+    "D3 own, posterior": lambda: flow(inferred(made(3, "reversed", sees=OWN), ("x",)), learned=True),
+    "D1 depth 3 posterior": lambda: flow(*(inferred(made(1), ("state",)) for _ in range(3))),
+    "D2 depth 3 posterior sees x": lambda: flow(
+        *(inferred(made(2, order), ("x",)) for order in ("natural", "reversed", "natural")), learned=True
+    ),
+    "D2 depth 3 posterior sees x, previous": lambda: flow(
+        *(inferred(made(2, order, sees=OWN), ("x", "previous")) for order in ("natural", "reversed", "natural"))
+    ),
+    "D2 depth 3 posterior sees state": lambda: flow(
+        inferred(made(2), ("state",)), inferred(made(2, sees=OWN), ("state",)), inferred(made(2), ("state",))
+    ),
+    "K3 depth 2 posterior": lambda: flow(
+        inferred(made(2, categories=3), ("x",)), inferred(made(2, "reversed", categories=3), ("state",))
+    ),
+    "chain depth 3 posterior sees x": lambda: flow(*(inferred(layer, ("x",)) for layer in chain(2, 3))),
+    "chain depth 3 posterior sees x, previous": lambda: flow(
+        *(inferred(layer, ("x", "previous")) for layer in chain(2, 3, "reversed")), learned=True
+    ),
+    "chain depth 3 posterior sees state": lambda: flow(
+        inferred(made(2, sees={"x": "before"}), ("state",)),
+        *(inferred(made(2, sees={"previous": "up to"}), ("state",)) for _ in range(2)),
+    ),
 }  # fmt: skip
 
 

@@ -103,7 +103,8 @@ class SampledCritic(Baseline):
     draws_another = True
 
     def expected(self, situation: Situation) -> Tensor:
-        assert situation.another is not None
+        if situation.another is None:  # the only layer is summed out: nothing is drawn
+            return situation.x.new_zeros(situation.shape)
         return situation.signal_of(situation.another)
 
 
@@ -233,7 +234,7 @@ class Signal(nn.Module):
         return {
             "baseline": baseline_name(self.baseline),
             "standardise": self.standardiser.kind,
-            "decay": self.standardiser.decay,
+            "decay": getattr(self.baseline, "decay", self.standardiser.decay),
             "floor": self.standardiser.floor,
         }
 

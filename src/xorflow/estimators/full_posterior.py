@@ -46,7 +46,7 @@ class FullPosterior(Estimator):
     * `suffix`: entropies in closed form, cross-entropies sampled. Unbiased.
     * `printed`: as `suffix`, but with the score of the whole layer for each feature, as the paper's appendix B prints it.
       Biased.
-    * `vanilla`: everything sampled, everything weighs every score. Unbiased, with the most variance.
+    * `vanilla`: everything sampled, everything weighs every score. Unbiased, mostly with more variance.
 
     With `local` only the divergences of layers l and l + 1 weigh the score of layer l, as in the paper: unbiased at depth 1
     and 2, biased beyond. `gamma` scales those of later layers: unbiased only at 1. `rewards=impatient` pairs r_d with the
@@ -122,6 +122,8 @@ class FullPosterior(Estimator):
                 "the evidence lower bound needs a posterior in every layer; build Layer(..., posterior=MLP(...)), "
                 "or train with --posterior mlp"
             )
+        if self.kl == "printed" and any(layer.conditioner.order is None for layer in flow.layers):
+            raise ModelError("kl=printed needs layers with an ordering; use kl=suffix")
         if self.sum_last and not flow.last_layer_summable:
             raise ModelError("sum_last sums the last layer out, which must not see its own u; leave it out")
 

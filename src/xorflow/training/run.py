@@ -316,6 +316,11 @@ def data_of_run(
             f"the run in {run} was made by fit() on data named {options.data!r}, which are no file here; "
             "use xorflow.load and xorflow.evaluate in Python"
         )
+    if options.data != "mnist" and dataset is None and not Path(options.data).exists():
+        raise ConfigError(
+            f"the run in {run} was trained on the file {options.data}, which is not there, seen from this folder; "
+            "go to the folder where it was trained, or put the file back"
+        )
     dataset = dataset or build_data(options)
     came = _data_format(dataset)
     if came != kept:

@@ -1,0 +1,82 @@
+"""Estimators as they are used, on uniforms: the mean of 100,000 gradients against the exact one, within its standard error."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import zoo
+from enumeration import all_states, gradient
+from expectations import bound, everything, evidence, rows, trainable
+from xorflow import LatentFlow
+from xorflow.estimators import Estimator, FullPosterior, Marginal, ProposalPrefix, SpecialCase
+
+BATCHES = 80
+FIRST, SECOND = 800, 480  # examples of the two states: shares 1 and 0.6
+
+
+def summed_out(flow: LatentFlow) -> Tensor:
+    """E[log M] of the two states: the last layer summed out, the others enumerated."""
+    total = torch.zeros((), dtype=torch.float64)
+    for row, share in rows(flow):
+        trace = everything(flow, row, "p", flow.depth - 1)
+        value = flow.log_marginal(trace.end).sum(-1)
+        total = total + share * (trace.log_p().sum((-1, -2)).exp() * value).sum()
+    return total
+
+
+def z_scores(estimator: Estimator, flow: LatentFlow, objective: Tensor) -> Tensor:
+    """How many standard errors the mean gradient is from the exact one, in every coordinate that varies.
+
+    The state is updated after each batch, as in training; the standard error is that of the batches' means.
+    """
+    (first, _), (second, _) = rows(flow)
+    index = torch.tensor([first] * FIRST + [second] * SECOND)
+    x, context = all_states(flow.states.sizes)[index], zoo.rows_of_context(flow, len(index))
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(BATCHES):
+        loss = estimator(flow, x, context, generator=generator)
+        found.append(-gradient(loss.surrogate, trainable(flow)))
+        estimator.update(loss.stats)
+    each = torch.stack(found)
+    error = each.std(0) / BATCHES**0.5
+    exact = gradient(objective, trainable(flow)) / 1.6
+    off = (each.mean(0) - exact).abs()
+    fixed = error < 1e-12
+    assert float(off[fixed].max() if bool(fixed.any()) else 0) < 1e-10
+    return off[~fixed] / error[~fixed]
+
+
+CASES = {
+    "no baseline": ("D3 depth 2 reversed", lambda: SpecialCase(baseline="none"), bound),
+    "running mean, own u": ("D4 own", lambda: SpecialCase(), bound),
+    "greedy critic, chain": ("chain D2 depth 3", lambda: SpecialCase(baseline="greedy"), bound),
+    "sampled critic, K = 3": ("K3 depth 2", lambda: SpecialCase(baseline="sampled"), bound),
+    "all rewards": ("chain K3 depth 2", lambda: SpecialCase("all"), bound),
+    "two samples and a critic": ("chain D3 depth 2", lambda: SpecialCase("two-term", "sampled", two_samples=True), bound),
+    "entropy": ("D3 depth 3", lambda: SpecialCase(entropy=0.7), lambda flow: bound(flow, 0.7)),
+    "learned base, last layer summed out": ("D3 depth 2 learned base", lambda: SpecialCase(sum_last=True), bound),
+    "prefixes from a proposal": ("D4 own", lambda: ProposalPrefix(0.3), bound),
+    "posterior": ("D3 depth 2 posterior", lambda: FullPosterior(), evidence),
+    "posterior, suffix, chain": (
+        "chain depth 3 posterior sees x, previous", lambda: FullPosterior("suffix", baseline="sampled"), evidence
+    ),
+    "posterior, vanilla, K = 3": ("K3 depth 2 posterior", lambda: FullPosterior("vanilla", baseline="greedy"), evidence),
+    "posterior, last layer summed out": ("D2 depth 3 posterior sees x", lambda: FullPosterior(sum_last=True), evidence),
+    "marginal": ("D2 depth 3", lambda: Marginal(samples=3), summed_out),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_mean_gradient_is_the_exact_one(case):
+    name, make, objective = CASES[case]
+    flow = zoo.make(name)
+    z = z_scores(make(), flow, objective(flow))
+    assert len(z) > 10
+    assert float(z.max()) < 4.5
+
+
+def test_a_bias_would_be_seen():
+    """The power of the test: an impatient estimator fails it by far."""
+    flow = zoo.make("D3 depth 2 one order")
+    assert float(z_scores(SpecialCase("impatient"), flow, bound(flow)).max()) > 20

@@ -1,0 +1,161 @@
+"""Expectations of estimators by brute force: the surrogate of every draw, weighed with the draw's probability."""
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+import zoo
+from enumeration import all_choices, all_states, gradient
+from xorflow import LatentFlow
+from xorflow.estimators import Estimator
+from xorflow.estimators.influence import Drawn
+from xorflow.flows import Trace
+
+EXACT = 1e-10
+"""How far an unbiased estimator's expectation may be from the gradient."""
+
+
+def trainable(flow: LatentFlow) -> list[Tensor]:
+    """Everything that learns: generators, posteriors, and a learned base."""
+    return [parameter for parameter in flow.parameters() if parameter.requires_grad]
+
+
+def networks(flow: LatentFlow) -> list[Tensor]:
+    """All but the base."""
+    return list(flow.layers.parameters())
+
+
+def small(flow: LatentFlow, draws: int = 512, samples: int = 1) -> bool:
+    """Whether there are at most so many tuples of draws."""
+    return len(all_choices(flow)) ** samples <= draws
+
+
+def few(samples: int) -> Callable[[LatentFlow], bool]:
+    """The condition that all tuples of so many samples can be enumerated."""
+    return lambda flow: small(flow, {1: 512, 2: 8192}.get(samples, 20_000), samples)
+
+
+def rows(flow: LatentFlow) -> list[tuple[int, float]]:
+    """Two states and their shares in the objective; over all states alike, the bound would not depend on p(u given x)."""
+    count = len(all_states(flow.states.sizes))
+    return [(count // 3, 1.0), (count - 1, 0.6)]
+
+
+def encoded(flow: LatentFlow, row: int) -> Tensor:
+    return flow.encode(all_states(flow.states.sizes)[row : row + 1])
+
+
+def everything(flow: LatentFlow, row: int, drawn: Drawn, stop: int | None = None) -> Trace:
+    """The pass of one state for each value of all choices before `stop`, (T, 1, ...), with graph."""
+    x, draws, context = encoded(flow, row), all_choices(flow, stop)[:, None], zoo.rows_of_context(flow, 1)
+    return flow.run(x, draws=draws, context=context, proposal=drawn, stop=stop)
+
+
+def per_draw(estimator: Estimator, flow: LatentFlow, row: int, draws: Tensor) -> Tensor:
+    """What is maximised, on one state, for each of N draws (N, S, L', D) by itself: (N,), with graph."""
+    x, context = encoded(flow, row), zoo.rows_of_context(flow, 1)
+    estimator.check(flow)
+    estimator.prepare(flow)
+    return torch.func.vmap(lambda one: -estimator.loss(flow, x, context, one[:, None]).surrogate)(draws)
+
+
+def tuples(
+    flow: LatentFlow, row: int, drawn: Drawn, samples: int, stop: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Every tuple of independent samples (N, S, L', D) that is possible, and its probability (N,)."""
+    u = all_choices(flow, stop)
+    with torch.no_grad():
+        trace = everything(flow, row, drawn, stop)
+        log_prob = trace.log_p() if drawn == "p" else trace.log_q()
+        probability = log_prob.sum((-1, -2)).exp().expand(len(u), 1)[:, 0]
+    possible = probability.nonzero()[:, 0]
+    index = torch.cartesian_prod(*[possible] * samples).reshape(-1, samples)
+    return u[index], probability[index].prod(-1)
+
+
+def expected_surrogate(estimator: Estimator, flow: LatentFlow, drawn: Drawn = "p") -> Tensor:
+    """E[what is maximised], summed over two states; its gradient is the estimator's expectation."""
+    shape = estimator.noise_shape(flow)
+    total = torch.zeros((), dtype=torch.float64)
+    for row, share in rows(flow):
+        if shape is None:  # nothing is drawn
+            x, context = all_states(flow.states.sizes)[row : row + 1], zoo.rows_of_context(flow, 1)
+            total = total - share * estimator(flow, x, context).surrogate
+        else:
+            draws, probability = tuples(flow, row, drawn, shape[0], shape[1])
+            total = total + share * (probability * per_draw(estimator, flow, row, draws)).sum()
+    return total
+
+
+def expected_gradient(
+    estimator: Estimator, flow: LatentFlow, drawn: Drawn = "p", parameters: list[Tensor] | None = None
+) -> Tensor:
+    return gradient(expected_surrogate(estimator, flow, drawn), parameters or trainable(flow))
+
+
+def bound(
+    flow: LatentFlow, entropy: float = 0.0, earlier: float = 1.0, scales: Tensor | float = 1.0
+) -> Tensor:
+    """E_p[sum_d r_d / scale_d + sum_l w_l H_l] of the two states, with graph, as a plain sum over all choices.
+
+    The weight w_l is `entropy` in the last layer and `earlier` times that before.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    weights = [entropy * earlier] * (flow.depth - 1) + [entropy]
+    for row, share in rows(flow):
+        trace = everything(flow, row, "p")
+        value = (flow.base.log_prob(trace.end.state) / scales).sum(-1)
+        for weight, nodes in zip(weights, trace.generator, strict=True):
+            log_probs = nodes.log_probs()
+            value = value - weight * (log_probs.exp() * log_probs).sum((-1, -2))
+        total = total + share * (trace.log_p().sum((-1, -2)).exp() * value).sum()
+    return total
+
+
+def evidence(flow: LatentFlow) -> Tensor:
+    """The evidence lower bound of the two states, with graph, as a plain sum over all choices."""
+    total = torch.zeros((), dtype=torch.float64)
+    for row, share in rows(flow):
+        trace = everything(flow, row, "q")
+        log_p, log_q = (nodes.sum((-1, -2)) for nodes in (trace.log_p(), trace.log_q()))
+        value = flow.base.log_prob(trace.end.state).sum(-1) + log_p - log_q
+        total = total + share * (log_q.exp() * value).sum()
+    return total
+
+
+@cache
+def bound_gradient(name: str, entropy: float = 0.0, earlier: float = 1.0) -> Tensor:
+    flow = zoo.make(name)
+    return gradient(bound(flow, entropy, earlier), trainable(flow))
+
+
+@cache
+def evidence_gradient(name: str) -> Tensor:
+    flow = zoo.make(name)
+    return gradient(evidence(flow), trainable(flow))
+
+
+def gap(found: Tensor, expected: Tensor) -> float:
+    """The largest difference of any coordinate."""
+    return float((found - expected).abs().max())
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
+
+
+def with_a_past(estimator: Estimator, flow: LatentFlow, seed: int = 0) -> Estimator:
+    """The estimator with moving estimates as after many batches: arbitrary, but independent of what comes."""
+    estimator.prepare(flow)
+    generator = torch.Generator().manual_seed(seed)
+    for name, buffer in estimator.named_buffers():
+        kind = name.rsplit(".", 1)[-1]
+        if kind == "weight":
+            buffer.fill_(0.8)
+        elif kind == "mean":
+            buffer.copy_(torch.randn(buffer.shape, generator=generator))
+        elif kind == "square":
+            buffer.copy_(4 + 20 * torch.rand(buffer.shape, generator=generator))
+    return estimator
