@@ -29,22 +29,27 @@ def usable(tensor: Tensor) -> bool:
 def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
     r""":math:`\sum_d \log((1 - f_d)\, p_d(x_d) + f_d\, p_d(1 - x_d))` of binary features, (B,), in one launch each way.
 
+    Under `torch.vmap` over all three it is still one launch each way, for all runs together.
+
     Args:
         logits: log-odds of u, (B, D) float32.
         x: states in {0, 1}, (B, D) float32, without gradient.
-        base_logits: log-odds of y, (D,) float32.
+        base_logits: log-odds of y, (D,) float32; or (G, D), one for each of G equal groups of rows that follow each other.
     """
-    total: Tensor = _MarginalTotal.apply(logits.contiguous(), x.contiguous(), base_logits)  # pyright: ignore[reportAssignmentType]
+    total: Tensor = _MarginalTotal.apply(logits.contiguous(), x.contiguous(), base_logits.contiguous())  # pyright: ignore[reportAssignmentType]
     return total
 
 
 class _MarginalTotal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         from xorflow import _triton
 
-        ctx.save_for_backward(logits, x, base_logits)
         return _triton.marginal_forward(logits, x, base_logits)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # noqa: ARG004
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -54,6 +59,18 @@ class _MarginalTotal(torch.autograd.Function):
         logits, x, base_logits = ctx.saved_tensors
         g_logits, g_base = _triton.marginal_backward(gradients[0].contiguous(), logits, x, base_logits)
         return g_logits, None, g_base
+
+    @staticmethod
+    def vmap(info, in_dims, logits: Tensor, x: Tensor, base_logits: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        if x.requires_grad:  # hidden from whoever asked under vmap
+            raise NotImplementedError("this kernel has no gradient for the state")
+        runs = info.batch_size
+        logits, x = (
+            (t.expand(runs, *t.shape) if dim is None else t.movedim(dim, 0)).flatten(0, 1)
+            for t, dim in ((logits, in_dims[0]), (x, in_dims[1]))
+        )
+        base_logits = base_logits if in_dims[2] is None else base_logits.movedim(in_dims[2], 0)
+        return marginal_total(logits, x, base_logits).unflatten(0, (runs, -1)), 0
 
 
 def walk_made(
@@ -95,10 +112,17 @@ def philox_uniforms(
 
 
 def column_sums(values: Tensor) -> Tensor:
-    """The sums (D,) of float32 values (B, D) over their rows, in a fixed order."""
+    """The sums (..., D) of contiguous float32 values (..., B, D) over their rows, in a fixed order."""
     from xorflow import _triton
 
     return _triton.column_sums(values)
+
+
+def zero_beyond(values: Tensor, seen: Tensor) -> Tensor:
+    """Set to zero, in place, what lies beyond the first `seen` (R,) columns of each row of contiguous float32 (..., R, C)."""
+    from xorflow import _triton
+
+    return _triton.zero_beyond(values, seen)
 
 
 def binarise_rows(intensities: Tensor, rows: Tensor, noise: Tensor) -> Tensor:
@@ -106,6 +130,13 @@ def binarise_rows(intensities: Tensor, rows: Tensor, noise: Tensor) -> Tensor:
     from xorflow import _triton
 
     return _triton.binarise_rows(intensities, rows, noise)
+
+
+def binarise_once(intensities: Tensor, seed: int, stream: int) -> Tensor:
+    """The draw of `data.binarise`, pixel for pixel, made where the intensities are."""
+    from xorflow import _triton
+
+    return _triton.binarise_once(intensities.contiguous(), seed, stream)
 
 
 def adam(
@@ -119,6 +150,7 @@ def adam(
     eps: float,
     weight_decay: float,
     decoupled: bool,
+    seen: Tensor | None = None,
 ) -> None:
     """One step of Adam (or, with `decoupled` decay, AdamW) on one float32 parameter, in place.
 
@@ -132,7 +164,9 @@ def adam(
         eps: added to the root.
         weight_decay: of the parameter.
         decoupled: decay the weight itself instead of adding to its gradient.
+        seen: of a parameter (..., R, C), how many columns (R,) of each row are not masked; the others, zero like their
+            gradient, are passed over.
     """
     from xorflow import _triton
 
-    _triton.adam(parameter, gradient, averages, rate, step, betas, eps, weight_decay, decoupled)
+    _triton.adam(parameter, gradient, averages, rate, step, betas, eps, weight_decay, decoupled, seen)

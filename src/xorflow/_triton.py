@@ -14,13 +14,13 @@ def _softplus(z):
 
 
 @triton.jit
-def _marginal_forward(logits, x, base, out, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
+def _marginal_forward(logits, x, base, out, width, group, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < width
     phi = tl.load(logits + row * width + cols, mask=inside, other=0.0)
     sign = 2.0 * tl.load(x + row * width + cols, mask=inside, other=0.0) - 1.0
-    signed = sign * tl.load(base + cols, mask=inside, other=0.0)
+    signed = sign * tl.load(base + (row // group) * width + cols, mask=inside, other=0.0)
     # log p(x) + log((1 - f) + f p(1 - x) / p(x))
     value = -_softplus(-signed) + _softplus(phi - signed) - _softplus(phi)
     tl.store(out + row, tl.sum(tl.where(inside, value, 0.0), 0))
@@ -28,40 +28,43 @@ def _marginal_forward(logits, x, base, out, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def _marginal_backward(
-    g, logits, x, base, g_logits, g_base, rows, width, ROWS: tl.constexpr, COLS: tl.constexpr
+    g, logits, x, base, g_logits, g_base, group, width, ROWS: tl.constexpr, COLS: tl.constexpr
 ):
-    # one program for a few columns and all rows: the base's gradient is summed in a fixed order
+    # one program for a few columns and all rows of a base: its gradient is summed in a fixed order
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
     inside_cols = cols < width
-    b = tl.load(base + cols, mask=inside_cols, other=0.0)[None, :]
+    run = tl.program_id(1).to(tl.int64)
+    b = tl.load(base + run * width + cols, mask=inside_cols, other=0.0)[None, :]
     total = tl.zeros((ROWS, COLS), dtype=tl.float32)
-    for first in range(0, rows, ROWS):
+    for first in range(0, group, ROWS):
         lines = first + tl.arange(0, ROWS)
-        inside = (lines < rows)[:, None] & inside_cols[None, :]
-        place = lines[:, None] * width + cols[None, :]
+        inside = (lines < group)[:, None] & inside_cols[None, :]
+        place = (run * group + lines)[:, None] * width + cols[None, :]
         phi = tl.load(logits + place, mask=inside, other=0.0)
         sign = 2.0 * tl.load(x + place, mask=inside, other=0.0) - 1.0
-        weight = tl.load(g + lines, mask=lines < rows, other=0.0)[:, None]
+        weight = tl.load(g + run * group + lines, mask=lines < group, other=0.0)[:, None]
         signed = sign * b
         chosen = tl.sigmoid(phi - signed)
         tl.store(g_logits + place, weight * (chosen - tl.sigmoid(phi)), mask=inside)
         total += tl.where(inside, weight * sign * (tl.sigmoid(-signed) - chosen), 0.0)
-    tl.store(g_base + cols, tl.sum(total, 0), mask=inside_cols)
+    tl.store(g_base + run * width + cols, tl.sum(total, 0), mask=inside_cols)
 
 
 def marginal_forward(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
     rows, width = logits.shape
     out = logits.new_empty(rows)
-    _marginal_forward[(rows,)](logits, x, base_logits, out, width, BLOCK=triton.next_power_of_2(width))
+    group = rows * width // base_logits.numel()
+    _marginal_forward[(rows,)](logits, x, base_logits, out, width, group, BLOCK=triton.next_power_of_2(width))
     return out
 
 
 def marginal_backward(g: Tensor, logits: Tensor, x: Tensor, base_logits: Tensor) -> tuple[Tensor, Tensor]:
     rows, width = logits.shape
     g_logits, g_base = torch.empty_like(logits), torch.empty_like(base_logits)
-    grid = (triton.cdiv(width, 8),)
+    runs = base_logits.numel() // width
+    grid = (triton.cdiv(width, 8), runs)
     _marginal_backward[grid](
-        g, logits, x, base_logits, g_logits, g_base, rows, width, ROWS=128, COLS=8, num_warps=4
+        g, logits, x, base_logits, g_logits, g_base, rows // runs, width, ROWS=128, COLS=8, num_warps=4
     )
     return g_logits, g_base
 
@@ -174,21 +177,80 @@ def _philox_launch(out, key, first, stride, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _store_bits(out, intensities, word, place, count):
+    for half in tl.static_range(2):
+        drawn = (word >> (32 * half)) & 0xFFFFFFFF
+        inside = place + half < count
+        grey = tl.load(intensities + place + half, mask=inside, other=0).to(tl.uint64)
+        one = (grey > 0) & (drawn <= grey * 0x01010101)
+        tl.store(out + place + half, one.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _binarise_once(intensities, out, key, count, BLOCK: tl.constexpr):
+    block = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    seed, stream = tl.load(key).to(tl.uint64), tl.load(key + 1).to(tl.uint64)
+    a, b, c, d = _philox_words((block + 1).to(tl.uint64), seed, stream)
+    place = block * 8
+    _store_bits(out, intensities, a, place, count)
+    _store_bits(out, intensities, b, place + 2, count)
+    _store_bits(out, intensities, c, place + 4, count)
+    _store_bits(out, intensities, d, place + 6, count)
+
+
+def binarise_once(intensities: Tensor, seed: int, stream: int) -> Tensor:
+    out = torch.empty_like(intensities)
+    key = torch.tensor([seed, stream], dtype=torch.int64, device=intensities.device)
+    grid = (triton.cdiv(intensities.numel(), 8 * 256),)
+    _binarise_once[grid](intensities, out, key, intensities.numel(), BLOCK=256)
+    return out
+
+
+@triton.jit
 def _column_sums(values, out, rows, width, ROWS: tl.constexpr, COLS: tl.constexpr):
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    run = tl.program_id(1).to(tl.int64)
+    values += run * rows * width
     total = tl.zeros((ROWS, COLS), dtype=tl.float32)
     for first in range(0, rows, ROWS):
         lines = first + tl.arange(0, ROWS)
         inside = (lines < rows)[:, None] & (cols < width)[None, :]
         total += tl.load(values + lines[:, None] * width + cols[None, :], mask=inside, other=0.0)
-    tl.store(out + cols, tl.sum(total, 0), mask=cols < width)
+    tl.store(out + run * width + cols, tl.sum(total, 0), mask=cols < width)
 
 
 def column_sums(values: Tensor) -> Tensor:
-    rows, width = values.shape
-    out = values.new_empty(width)
-    _column_sums[(triton.cdiv(width, 8),)](values, out, rows, width, ROWS=128, COLS=8, num_warps=4)
+    rows, width = values.shape[-2:]
+    out = values.new_empty(*values.shape[:-2], width)
+    runs = out.numel() // width
+    _column_sums[(triton.cdiv(width, 8), runs)](values, out, rows, width, ROWS=128, COLS=8, num_warps=4)
     return out
+
+
+@triton.jit
+def _up_to_sixteen(count):
+    # a bound that the compiler knows to be a multiple of 16 lets it move four numbers at a time
+    return (count + 15) // 16 * 16
+
+
+@triton.jit
+def _zero_beyond(values, seen, rows, width, BLOCK: tl.constexpr):
+    line = tl.program_id(0).to(tl.int64)
+    count = tl.load(seen + line % rows)
+    even = _up_to_sixteen(count)
+    values += line * width
+    zero = tl.zeros((BLOCK,), dtype=tl.float32)
+    for first in range(0, width, BLOCK):
+        cols = first + tl.arange(0, BLOCK)
+        tl.store(values + cols, zero, mask=(cols >= even) & (cols < width))
+        tl.store(values + cols, zero, mask=(cols >= count) & (cols < even) & (cols < width))
+
+
+def zero_beyond(values: Tensor, seen: Tensor) -> Tensor:
+    rows, width = values.shape[-2:]
+    block = min(1024, triton.next_power_of_2(width))
+    _zero_beyond[(values.numel() // width,)](values, seen, rows, width, BLOCK=block, num_warps=4)
+    return values
 
 
 @triton.jit
@@ -211,25 +273,9 @@ def binarise_rows(intensities: Tensor, rows: Tensor, noise: Tensor) -> Tensor:
 
 
 @triton.jit
-def _adam(
-    parameter,
-    gradient,
-    mean,
-    square,
-    rate,
-    step,
-    size,
-    beta1,
-    beta2,
-    eps,
-    decay,
-    DECOUPLED: tl.constexpr,
-    BLOCK: tl.constexpr,
+def _adam_at(
+    place, inside, parameter, gradient, mean, square, lr, t, beta1, beta2, eps, decay, DECOUPLED: tl.constexpr
 ):
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    lr = tl.load(rate)
-    t = tl.load(step)
     p = tl.load(parameter + place, mask=inside, other=0.0)
     g = tl.load(gradient + place, mask=inside, other=0.0)
     m = tl.load(mean + place, mask=inside, other=0.0)
@@ -248,6 +294,61 @@ def _adam(
     tl.store(square + place, v, mask=inside)
 
 
+@triton.jit
+def _adam(
+    parameter,
+    gradient,
+    mean,
+    square,
+    rate,
+    step,
+    size,
+    beta1,
+    beta2,
+    eps,
+    decay,
+    DECOUPLED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    lr, t = tl.load(rate), tl.load(step)
+    _adam_at(
+        place, place < size, parameter, gradient, mean, square, lr, t, beta1, beta2, eps, decay, DECOUPLED
+    )
+
+
+@triton.jit
+def _adam_masked(
+    parameter,
+    gradient,
+    mean,
+    square,
+    rate,
+    step,
+    seen,
+    rows,
+    width,
+    beta1,
+    beta2,
+    eps,
+    decay,
+    DECOUPLED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    # one program for a row: what lies beyond the columns that it sees is zero, and stays so
+    line = tl.program_id(0).to(tl.int64)
+    even = _up_to_sixteen(tl.load(seen + line % rows))
+    lr, t = tl.load(rate), tl.load(step)
+    for first in range(0, width, BLOCK):
+        if first < even:
+            cols = first + tl.arange(0, BLOCK)
+            inside = (cols < even) & (cols < width)
+            place = line * width + cols
+            _adam_at(
+                place, inside, parameter, gradient, mean, square, lr, t, beta1, beta2, eps, decay, DECOUPLED
+            )
+
+
 def adam(
     parameter: Tensor,
     gradient: Tensor,
@@ -258,20 +359,18 @@ def adam(
     eps: float,
     weight_decay: float,
     decoupled: bool,
+    seen: Tensor | None = None,
 ) -> None:
     size, block = parameter.numel(), 1024
-    _adam[(triton.cdiv(size, block),)](
-        parameter,
-        gradient.contiguous(),
-        *averages,
-        rate,
-        step,
-        size,
-        betas[0],
-        betas[1],
-        eps,
-        weight_decay,
-        DECOUPLED=decoupled,
-        BLOCK=block,
-        num_warps=4,
+    tensors = (parameter, gradient.contiguous(), *averages, rate, step)
+    constants = (betas[0], betas[1], eps, weight_decay)
+    if seen is None:
+        _adam[(triton.cdiv(size, block),)](
+            *tensors, size, *constants, DECOUPLED=decoupled, BLOCK=block, num_warps=4
+        )
+        return
+    rows, width = parameter.shape[-2:]
+    block = min(block, triton.next_power_of_2(width))
+    _adam_masked[(size // width,)](
+        *tensors, seen, rows, width, *constants, DECOUPLED=decoupled, BLOCK=block, num_warps=4
     )

@@ -69,6 +69,28 @@ def test_second_derivatives_pass_through(masked):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(5,), (2, 3)])
+@pytest.mark.parametrize("same_x", [False, True])
+def test_weights_of_several_runs_by_vmap(masked, shape, same_x):
+    """One batched product has the values and gradients of one product after the other."""
+    torch.manual_seed(2)
+    weight = (torch.randn(3, *masked.weight.shape, dtype=torch.float64) * masked.mask).requires_grad_()
+    bias = torch.randn(3, *masked.bias.shape, dtype=torch.float64, requires_grad=True)
+    x = rows(*shape) if same_x else rows(3, *shape)
+
+    def one(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+        return torch.func.functional_call(masked, {"weight": weight, "bias": bias}, (x,))
+
+    found = torch.vmap(one, (0, 0, None if same_x else 0))(weight, bias, x)
+    each = [one(weight[k], bias[k], x if same_x else x[k]) for k in range(3)]
+    torch.testing.assert_close(found, torch.stack(each), rtol=0, atol=1e-13)
+    gradients = torch.autograd.grad(found.sin().sum(), [weight, bias, x])
+    expected = torch.autograd.grad(torch.stack(each).sin().sum(), [weight, bias, x])
+    for a, b in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    assert bool((gradients[0][:, ~STAIRCASE] == 0).all())
+
+
 def test_gradients_of_single_examples():
     layer = MaskedLinear(SCATTERED).double()
     x = torch.randn(5, 3, dtype=torch.float64)

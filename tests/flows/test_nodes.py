@@ -90,3 +90,28 @@ def test_extreme_logits_stay_finite(make):
     total.backward()
     assert bool(torch.isfinite(total))
     assert bool(torch.isfinite(nodes.logits.grad).all())
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0), (0, None), (None, 0), (1, 0)])
+def test_a_mixture_under_vmap_is_one_after_the_other(in_dims):
+    """Logits (S, B, D) and values (B, D, 2) of several runs: the values are broadcast, and some belong to all runs."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 4, 5, generator=generator, dtype=torch.float64)
+    values = torch.randn(4, 5, 2, generator=generator, dtype=torch.float64)
+    logits = logits if in_dims[0] is None else torch.stack([logits + k for k in range(3)], in_dims[0])
+    values = values if in_dims[1] is None else torch.stack([values * k for k in range(3)], in_dims[1])
+    logits.requires_grad_()
+    values.requires_grad_()
+
+    def one(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return BinaryNodes(logits).log_mixture(values)
+
+    def of(tensor: torch.Tensor, dim: int | None, k: int) -> torch.Tensor:
+        return tensor if dim is None else tensor.select(dim, k)
+
+    found = torch.vmap(one, in_dims)(logits, values)
+    expected = torch.stack([one(of(logits, in_dims[0], k), of(values, in_dims[1], k)) for k in range(3)])
+    close(found, expected)
+    gradients = [torch.autograd.grad(out.sin().sum(), [logits, values]) for out in (found, expected)]
+    for ours, theirs in zip(*gradients, strict=True):
+        close(ours, theirs)

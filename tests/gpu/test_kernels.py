@@ -101,3 +101,13 @@ def test_sampling_is_one_pass_for_each_feature(features: int, hidden: int, batch
             u = (noise.layers[:, 0, d] > torch.sigmoid(-logit)) if reading == "latent" else logit > 0
             x[:, d] = y[:, d] + u.float() - 2 * y[:, d] * u.float()
     assert torch.equal(found, x.long())
+
+
+@pytest.mark.parametrize(("shape", "seed"), [((1, 1), 0), ((3, 7), 5), ((500, 784), 2**40 + 3)])
+def test_a_frozen_draw_is_the_same_on_every_device(shape: tuple[int, int], seed: int) -> None:
+    grey = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed % 97))
+    split = Split(grey, stochastic=True)
+    for stream in (0, 2):
+        assert torch.equal(
+            split.to("cuda").frozen(seed, stream).values.cpu(), split.frozen(seed, stream).values
+        )

@@ -47,13 +47,22 @@ class Band:
     seen: int
 
 
-def staircase_bands(mask: Tensor, blocks: int = _BLOCKS) -> tuple[Band, ...] | None:
-    """Cut a mask whose rows see ever longer prefixes of the columns into bands; None if it is no such staircase."""
+def prefix_lengths(mask: Tensor) -> Tensor | None:
+    """How many columns each row of a mask sees, int32, if it sees the first ones; None if a row sees others."""
     lengths = mask.bool().sum(1)
     prefix = torch.arange(mask.shape[1], device=mask.device) < lengths[:, None]
-    if not bool((prefix == mask.bool()).all()) or bool((lengths.diff() < 0).any()):
+    return lengths.int() if bool((prefix == mask.bool()).all()) else None
+
+
+def staircase_bands(mask: Tensor, blocks: int = _BLOCKS) -> tuple[Band, ...] | None:
+    """Cut a mask whose rows see ever longer prefixes of the columns into bands; None if it is no such staircase."""
+    return _cut(prefix_lengths(mask), blocks)
+
+
+def _cut(lengths: Tensor | None, blocks: int = _BLOCKS) -> tuple[Band, ...] | None:
+    if lengths is None or bool((lengths.diff() < 0).any()):
         return None
-    edges = [round(i * len(mask) / blocks) for i in range(blocks + 1)]
+    edges = [round(i * len(lengths) / blocks) for i in range(blocks + 1)]
     return tuple(
         Band(first, last, int(lengths[first]), int(lengths[last - 1]))
         for first, last in itertools.pairwise(edges)
@@ -62,14 +71,22 @@ def staircase_bands(mask: Tensor, blocks: int = _BLOCKS) -> tuple[Band, ...] | N
 
 
 class _MaskedProduct(torch.autograd.Function):
-    """x W' + b where W is zero outside of a mask: band by band, if there are bands, only the columns that a band sees."""
+    """x W' + b where W is zero outside of a mask: band by band, if there are bands, only the columns that a band sees.
+
+    Under `torch.vmap` over weights it is one batched product: x (K, B, I), weight (K, O, I) and bias (K, O), one mask for all.
+    """
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, bands: tuple[Band, ...] | None
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        mask: Tensor,  # noqa: ARG004
+        seen: Tensor | None,  # noqa: ARG004
+        bands: tuple[Band, ...] | None,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, mask)
-        ctx.bands = bands
+        if x.dim() == 3:
+            return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
         if bands is None:
             return torch.addmm(bias, x, weight.t())
         out = x.new_empty(len(x), len(weight))
@@ -79,19 +96,21 @@ class _MaskedProduct(torch.autograd.Function):
         return out
 
     @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # noqa: ARG004
+        x, weight, _, mask, seen, bands = inputs
+        ctx.save_for_backward(x, weight, mask, seen)
+        ctx.bands = bands if x.dim() == 2 else None
+
+    @staticmethod
     def backward(ctx, *gradients: Tensor):
-        x, weight, mask = ctx.saved_tensors
+        x, weight, mask, seen = ctx.saved_tensors
         g = gradients[0].contiguous()  # a broadcast gradient would keep every product from the fast routines
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         g_bias = None if not needs_bias else _column_sums(g)
         if torch.is_grad_enabled() or ctx.bands is None:  # plain operations, which have gradients themselves
-            return (
-                g @ weight if needs_x else None,
-                (g.t() @ x) * mask if needs_weight else None,
-                g_bias,
-                None,
-                None,
-            )
+            g_x = g @ weight if needs_x else None
+            g_weight = _masked(g.mT @ x, mask, seen) if needs_weight else None
+            return g_x, g_weight, g_bias, None, None, None
         g_x = torch.zeros_like(x) if needs_x else None
         g_weight = torch.zeros_like(weight) if needs_weight else None
         for band in ctx.bands:
@@ -101,13 +120,35 @@ class _MaskedProduct(torch.autograd.Function):
             if g_weight is not None:
                 torch.mm(g[:, rows].t(), x[:, : band.seen], out=g_weight[rows, : band.seen])
                 g_weight[rows, band.full : band.seen].mul_(mask[rows, band.full : band.seen])
-        return g_x, g_weight, g_bias, None, None
+        return g_x, g_weight, g_bias, None, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, seen, bands):  # pyright: ignore[reportIncompatibleMethodOverride]
+        if any(dim is not None for dim in in_dims[3:5]):
+            raise NotImplementedError("runs that are trained together have the same masks")
+        runs = info.batch_size
+        stacked = [_first(t, dim, runs) for t, dim in zip((x, weight, bias), in_dims, strict=False)]
+        return _MaskedProduct.apply(*stacked, mask, seen, bands), 0
+
+
+def _first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """The tensor with the dimension that vmap hides in front; one that has none is the same for all."""
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _fast(g: Tensor) -> bool:
+    """Whether a kernel may take the place of plain operations, which have gradients themselves."""
+    return _kernels.usable(g) and g.dtype == torch.float32 and not torch.is_grad_enabled()
 
 
 def _column_sums(g: Tensor) -> Tensor:
-    if _kernels.usable(g) and g.dtype == torch.float32 and not torch.is_grad_enabled():
-        return _kernels.column_sums(g)
-    return g.sum(0)
+    return _kernels.column_sums(g) if _fast(g) else g.sum(-2)
+
+
+def _masked(g_weight: Tensor, mask: Tensor, seen: Tensor | None) -> Tensor:
+    if seen is not None and _fast(g_weight):
+        return _kernels.zero_beyond(g_weight, seen)
+    return g_weight * mask
 
 
 class MaskedLinear(nn.Linear):
@@ -122,12 +163,16 @@ class MaskedLinear(nn.Linear):
 
     mask: Tensor
 
+    seen: Tensor | None
+    """How many columns each row sees, (out_features,) int32, if these are always the first ones."""
+
     bands: tuple[Band, ...] | None
 
     def __init__(self, mask: Tensor, *, bias: bool = True) -> None:
         super().__init__(mask.shape[1], mask.shape[0], bias=bias)
         self.register_buffer("mask", mask.to(self.weight.dtype), persistent=False)
-        self.bands = staircase_bands(mask) if bias and mask.numel() >= _WORTH_CUTTING else None
+        self.register_buffer("seen", prefix_lengths(mask), persistent=False)
+        self.bands = _cut(self.seen) if bias and mask.numel() >= _WORTH_CUTTING else None
         self.apply_mask()
 
     @torch.no_grad()
@@ -139,10 +184,10 @@ class MaskedLinear(nn.Linear):
         if self._quicker(input):
             flat = input.reshape(-1, self.in_features)
             bands = self.bands if input.device.type == "cpu" else None
-            out: Tensor = _MaskedProduct.apply(flat, self.weight, self.bias, self.mask, bands)  # pyright: ignore[reportAssignmentType]
+            out: Tensor = _MaskedProduct.apply(flat, self.weight, self.bias, self.mask, self.seen, bands)  # pyright: ignore[reportAssignmentType]
             return out.reshape(*input.shape[:-1], self.out_features)
         weight = self.weight
-        if weight.requires_grad and torch.is_grad_enabled():
+        if torch.is_grad_enabled():  # whether the weight requires one is hidden under vmap
             weight = _MaskGradient.apply(weight, self.mask)
         return linear(input, weight, self.bias)
 

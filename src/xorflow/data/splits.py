@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ class Split:
     def device(self) -> torch.device:
         return self.values.device
 
-    @property
+    @cached_property  # a list of runs on the same data asks again and again
     def sha256(self) -> str | None:
         """SHA-256 of the values, row by row, little-endian; None where each access draws anew."""
         if self.stochastic:
@@ -83,8 +84,7 @@ class Split:
             return Batch(self.values.index_select(0, indices), context)
         shape = (len(indices), self.features)
         if noise is None:
-            self._check_generator(generator)
-            noise = torch.rand(shape, generator=generator, device=self.device)
+            noise = self.draw_noise(len(indices), generator)
         elif noise.shape != shape or noise.dtype not in (torch.float32, torch.float64):
             # Half precision has 256 to 2048 levels: far too few for probabilities in steps of 1 / 255.
             raise DataError(
@@ -95,6 +95,11 @@ class Split:
             return Batch(_kernels.binarise_rows(self.values, indices, noise), context)
         rows = self.values.index_select(0, indices)
         return Batch((noise * 255 < rows).to(torch.uint8), context)
+
+    def draw_noise(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
+        """The uniforms (rows, D) that `gather` binarises a stochastic split with, if it is given none."""
+        self._check_generator(generator)
+        return torch.rand((rows, self.features), generator=generator, device=self.device)
 
     def batch(self, size: int, generator: torch.Generator | None = None) -> Batch:
         """`size` random rows, without replacement."""
@@ -120,12 +125,16 @@ class Split:
         """The split binarised once by `binarise`; a split of fixed values is returned as it is."""
         if not self.stochastic:
             return self
+        if _kernels.usable(self.values) and 0 <= seed < 2**63:
+            return Split(_kernels.binarise_once(self.values, seed, stream), self.context)
         values = torch.from_numpy(binarise(self.values.cpu().numpy(), seed, stream))
         return Split(values.to(self.device), self.context)
 
     def to(self, device: torch.device | str) -> "Split":
         context = None if self.context is None else self.context.to(device)
-        return replace(self, values=self.values.to(device), context=context)
+        values = self.values.to(device)
+        there = values is self.values and context is self.context
+        return self if there else replace(self, values=values, context=context)
 
     def subset(self, n: int) -> "Split":
         """The first `n` rows."""

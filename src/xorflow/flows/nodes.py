@@ -26,20 +26,42 @@ class _LogMixture(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, logits: Tensor, low: Tensor, high: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(logits: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         raised = high - low + logits
-        ctx.save_for_backward(logits, raised)
-        ctx.shapes = logits.shape, low.shape, high.shape
-        return (low + _softplus(raised)).sub_(_softplus(logits))
+        return (low + _softplus(raised)).sub_(_softplus(logits)), raised
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        _, raised = output  # an output only because what is kept must be an input or an output
+        ctx.mark_non_differentiable(raised)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(inputs[0], raised)
+        ctx.shapes = tuple(t.shape for t in inputs)
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
         logits, raised = ctx.saved_tensors
-        (g,) = gradients
+        g = gradients[0]
+        if g is None:
+            return None, None, None
         chosen = torch.sigmoid(raised)  # the posterior of u = 1
         g_high = g * chosen
         parts = (g_high - g * torch.sigmoid(logits), g - g_high, g_high)
         return tuple(part.sum_to_size(shape) for part, shape in zip(parts, ctx.shapes, strict=True))
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs: Tensor):  # noqa: ARG004  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Every operation is elementwise: the hidden dimension goes to the front of whatever has it."""
+        pairs = list(zip(inputs, in_dims, strict=True))
+        rank = max(t.dim() - (dim is not None) for t, dim in pairs)
+        aligned = []
+        for tensor, dim in pairs:
+            if dim is not None:
+                tensor = tensor.movedim(dim, 0)
+                missing = rank + 1 - tensor.dim()
+                tensor = tensor.reshape(len(tensor), *(1,) * missing, *tensor.shape[1:])
+            aligned.append(tensor)
+        return _LogMixture.apply(*aligned), (0, 0)
 
 
 class BinaryNodes:
@@ -85,7 +107,7 @@ class BinaryNodes:
     def log_mixture(self, values: Tensor) -> Tensor:
         """log E[exp(values at u)], (..., D), for values (..., D, 2)."""
         low, high = values.unbind(-1)
-        mixed: Tensor = _LogMixture.apply(self.logits, low, high)  # pyright: ignore[reportAssignmentType]
+        mixed, _ = _LogMixture.apply(self.logits, low, high)  # pyright: ignore[reportGeneralTypeIssues]
         return mixed
 
 

@@ -2,13 +2,17 @@
 
 from xorflow.report.documents import filled_document, update_documents
 from xorflow.report.images import save_image_grid
+from xorflow.report.reproduction import make_table, read_results, write_reproduction
 from xorflow.report.summary import Figure, reported_part, run_figures
 
 __all__ = [
     "Figure",
     "filled_document",
+    "make_table",
+    "read_results",
     "reported_part",
     "run_figures",
     "save_image_grid",
     "update_documents",
+    "write_reproduction",
 ]

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from xorflow.training.engine import Machinery
+from xorflow.training.devices import stream_of_thread
+from xorflow.training.engine import Feed, Work, average_weight, undone
 from xorflow.training.step import learning_rate
 
 _WARM_UP_STEPS = 3
@@ -18,6 +19,9 @@ _WARM_UP_STEPS = 3
 _STEPS_A_LAUNCH = 8
 """Steps in one launch: what the host does for a launch, and between launches, counts a fraction for each."""
 
+_ALIGNED = 4
+"""Learning rates lie 16 bytes apart: Triton compiles a kernel anew for pointers that are aligned in another way."""
+
 _CAPTURING = threading.Lock()
 """One capture at a time: runs may be threads of one process."""
 
@@ -25,45 +29,72 @@ _CAPTURING = threading.Lock()
 class CapturedEngine:
     """The whole step, data and learning rate included, as a graph; and several steps as one, for most of an epoch.
 
-    The host copies nothing between steps: the order of rows, the tables of learning rates and two counters live on the device.
+    The host copies nothing between steps: the order of rows, the schedule and two counters live on the device. Within a launch
+    the rows and the noise of the next step are made on a branch of its own, beside the step before.
+
+    Args:
+        work: what a step is.
+        step: the number of the first one.
     """
 
-    def __init__(self, machinery: Machinery, step: int) -> None:
-        self._machinery = machinery
-        device, options, total = machinery.device, machinery.options, machinery.total_steps
-        steps = range(total + _WARM_UP_STEPS + 1)
-        rates = [learning_rate(options, s, total) for s in steps]
-        self._rates = torch.tensor(rates, dtype=torch.float32, device=device)
-        weights = [machinery.average_weight(s) for s in steps]
-        self._weights = torch.tensor(weights, dtype=torch.float32, device=device)
-        self._order = torch.zeros(len(machinery.train), dtype=torch.int64, device=device)
-        self._offsets = torch.arange(machinery.batch_size, device=device)
+    def __init__(self, work: Work, step: int) -> None:
+        self._work = work
+        device, options, total = work.device, work.options, work.total_steps
+        steps = range(total + _STEPS_A_LAUNCH)
+        schedule = [
+            [learning_rate(options, s, total) for s in steps],
+            [average_weight(options, s) for s in steps],
+        ]
+        table = torch.tensor(schedule, dtype=torch.float32, device=device)
+        self._schedule = table.unsqueeze(-1).repeat(1, 1, _ALIGNED)  # (2, steps, 4)
+        self._order = torch.zeros(work.order_shape, dtype=torch.int64, device=device)
+        self._ahead = torch.arange(_STEPS_A_LAUNCH, device=device)
+        self._places = torch.arange(_STEPS_A_LAUNCH * work.batch_size, device=device)
         # the number of the step, and the place of its first row in the order
         self._counters = torch.tensor([step, 0], device=device)
-        self._increments = torch.tensor([1, machinery.batch_size], device=device)
+        self._increments = torch.tensor([1, work.batch_size], device=device)
+        self._branch = stream_of_thread(device, "branch")
         with _CAPTURING:
             self._one, self._several = self._capture()
 
-    def _body(self) -> None:
-        parts = self._machinery
-        step, first = self._counters[:1], self._counters[1]
-        for rate in {id(group["lr"]): group["lr"] for group in parts.optimiser.param_groups}.values():
-            torch.index_select(self._rates, 0, step, out=rate.view(1))
-        rows = self._order.index_select(0, self._offsets + first)
-        weight = self._weights.index_select(0, step)[0] if parts.average is not None else 0.0
-        parts.run(rows, weight)
-        self._counters += self._increments
+    # ---- what is captured ----
+
+    def _steps(self, count: int) -> None:
+        """The next `count` steps."""
+        work, size = self._work, self._work.batch_size
+        schedule = self._schedule.index_select(1, self._ahead[:count] + self._counters[0])
+        order = self._order.index_select(-1, self._places[: count * size] + self._counters[1])
+        rows = order.split(size, -1)
+        feed = work.prepare(rows[0])
+        for step in range(count):
+            following = self._prepare_beside(rows[step + 1]) if step + 1 < count else None
+            for group in work.optimiser.param_groups:
+                group["lr"] = schedule[0, step, 0]
+            work.run(feed, schedule[1, step, 0])
+            if following is not None:
+                torch.cuda.current_stream(work.device).wait_stream(self._branch)
+                feed = following
+        self._counters.add_(self._increments, alpha=count)
+
+    def _prepare_beside(self, rows: Tensor) -> Feed:
+        """What the next step is fed, made while this one runs.
+
+        Its memory belongs to the branch, which takes it back only after it has waited for the step that used it.
+        """
+        self._branch.wait_stream(torch.cuda.current_stream(self._work.device))
+        with torch.cuda.stream(self._branch):
+            return self._work.prepare(rows)
 
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
-        parts = self._machinery
+        work = self._work
         start = self._counters.clone()
-        with _undone(parts):
-            current = torch.cuda.current_stream(parts.device)
-            aside = torch.cuda.Stream(parts.device)
+        with undone(work), _rates_kept(work.optimiser):
+            current = torch.cuda.current_stream(work.device)
+            aside = self._branch  # single steps, which these are, do not use it themselves
             aside.wait_stream(current)
             with torch.cuda.stream(aside):
                 for _ in range(_WARM_UP_STEPS):
-                    self._body()
+                    self._steps(1)
                     self._counters.copy_(start)
             current.wait_stream(aside)
             graphs = self._record(1), self._record(_STEPS_A_LAUNCH)
@@ -72,18 +103,20 @@ class CapturedEngine:
 
     def _record(self, steps: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self._machinery.generator)
+        for generator in self._work.generators:
+            graph.register_generator_state(generator)
         with torch.cuda.graph(
             graph, capture_error_mode="thread_local"
         ):  # other threads' runs go on meanwhile
-            for _ in range(steps):
-                self._body()
+            self._steps(steps)
         return graph
 
+    # ---- what happens at each step ----
+
     def begin_epoch(self, order: Tensor, batch: int) -> None:
-        """Take the order of rows of a new epoch, to be entered at its `batch`-th batch."""
-        self._order.copy_(order)
-        self._counters[1].fill_(batch * self._machinery.batch_size)
+        """Take the order of rows, (N,) or (K, N), of a new epoch, to be entered at its `batch`-th batch."""
+        self._order.copy_(order, non_blocking=True)
+        self._counters[1].fill_(batch * self._work.batch_size)
 
     def advance(self, batch: int, step: int, most: int) -> int:
         """Launch one step, or several if as many are left; the loss is not looked at."""
@@ -96,16 +129,10 @@ class CapturedEngine:
 
 
 @contextmanager
-def _undone(parts: Machinery) -> Iterator[None]:
-    """Whatever steps happen inside leave no trace: tensors are restored in place, and the generator too."""
-    noise = parts.generator.get_state()
-    known = {id(t) for t in parts.mutable_tensors()}
-    saved = [(t, t.detach().clone()) for t in parts.mutable_tensors()]
-    yield
-    with torch.no_grad():
-        for tensor, value in saved:
-            tensor.copy_(value)
-        for tensor in parts.mutable_tensors():
-            if id(tensor) not in known:  # the optimiser's state, which began at zero
-                tensor.zero_()
-    parts.generator.set_state(noise)
+def _rates_kept(optimiser: torch.optim.Optimizer) -> Iterator[None]:
+    rates = [group["lr"] for group in optimiser.param_groups]
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate

@@ -19,7 +19,10 @@ CHECKPOINT_VERSION = 1
 
 @dataclass
 class Progress:
-    """Where a run stands. `step` counts optimiser steps, `bound_sum` adds up the epoch's objective."""
+    """Where a run stands. `step` counts optimiser steps, `bound_sum` adds up the epoch's objective.
+
+    `seconds` are those of training; runs that are trained as one share them, so each has all of the group's.
+    """
 
     step: int = 0
     epoch: int = 0
@@ -64,8 +67,20 @@ def _pointed_to(root: Path) -> str | None:
     return str(read_json(latest, "the checkpoint").get("folder")) if latest.exists() else None
 
 
+def saved_step(run: Path) -> int:
+    """The step at which a run would go on."""
+    found = _latest(run)
+    return 0 if found is None else found[0].step
+
+
 def load_snapshot(run: Path) -> Snapshot | None:
     """The last whole checkpoint of a run, or None if it has none yet."""
+    found = _latest(run)
+    return None if found is None else Snapshot(found[0], load_tensors(found[1], "state"))
+
+
+def _latest(run: Path) -> tuple[Progress, Path] | None:
+    """Where the last checkpoint stands, and its folder."""
     latest = run / "checkpoints" / "latest.json"
     if not latest.exists():
         return None
@@ -76,13 +91,11 @@ def load_snapshot(run: Path) -> Snapshot | None:
             f"{CHECKPOINT_VERSION}; continue it with the version that wrote it, or train again elsewhere"
         )
     try:
-        progress = Progress(**pointer["progress"])
-        folder = latest.parent / str(pointer["folder"])
+        return Progress(**pointer["progress"]), latest.parent / str(pointer["folder"])
     except (KeyError, TypeError) as error:
         raise CheckpointError(
             f"the checkpoint in {run} is damaged: {latest} lacks {error}; train again"
         ) from None
-    return Snapshot(progress, load_tensors(folder, "state"))
 
 
 def drop_snapshots(run: Path) -> None:

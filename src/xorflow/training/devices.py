@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -50,3 +51,23 @@ def out_of_memory_as_error(remedy: str) -> Iterator[None]:
         if "allocate memory" in str(error) or "not enough memory" in str(error):
             raise OutOfMemory(f"out of memory; {remedy}") from error
         raise
+
+
+_OF_THREAD = threading.local()
+
+
+def stream_of_thread(device: torch.device, purpose: str) -> torch.cuda.Stream:
+    """A CUDA stream that this thread keeps for a purpose.
+
+    PyTorch has 32 streams and deals them out in turn: threads that took a new one for every run would soon share theirs with
+    the stream on which another thread captures, and whatever they launch there would fail.
+    """
+    kept: dict[tuple[torch.device, str], torch.cuda.Stream] = _OF_THREAD.__dict__.setdefault("streams", {})
+    if (device, purpose) not in kept:
+        kept[device, purpose] = torch.cuda.Stream(device)
+    return kept[device, purpose]
+
+
+def own_stream(device: torch.device) -> AbstractContextManager[object]:
+    """Work on this thread's own stream, on a CUDA device: other runs may be training beside it, as threads."""
+    return torch.cuda.stream(stream_of_thread(device, "main")) if device.type == "cuda" else nullcontext()

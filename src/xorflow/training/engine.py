@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +14,52 @@ from xorflow.data import Split
 from xorflow.estimators import Estimator
 from xorflow.flows import LatentFlow
 from xorflow.training.options import Options
+from xorflow.training.products import quick_products
 from xorflow.training.step import Step, learning_rate
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What a step is fed: encoded rows, their context, and noise. It does not depend on the weights."""
+
+    x: Tensor
+    context: Tensor | None
+    draws: Tensor | None
+
+
+class Work(Protocol):
+    """What an engine drives: the machinery of one run, or of several at once (`Ensemble`)."""
+
+    optimiser: torch.optim.Optimizer
+    options: Options
+    batch_size: int
+    total_steps: int
+    average: dict[str, Tensor] | None
+
+    @property
+    def flow(self) -> LatentFlow: ...
+    @property
+    def estimator(self) -> Estimator: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def generators(self) -> Sequence[torch.Generator]: ...
+    @property
+    def order_shape(self) -> tuple[int, ...]:
+        """(N,), or (K, N) for several runs."""
+        ...
+
+    def prepare(self, rows: Tensor) -> Feed:
+        """The rows (B,), or (K, B), and fresh noise."""
+        ...
+
+    def run(self, feed: Feed, average_weight: float | Tensor) -> None:
+        """One optimiser step, without a decision by the host: the same for all engines."""
+        ...
+
+    def mutable_tensors(self) -> list[Tensor]:
+        """Every tensor that a step changes in place."""
+        ...
 
 
 @dataclass
@@ -49,15 +94,25 @@ class Machinery:
     def device(self) -> torch.device:
         return self.bound_sum.device
 
-    def run(self, rows: Tensor, average_weight: float | Tensor) -> None:
-        """One optimiser step on the given rows, without a decision by the host: the same for both engines."""
-        with quick_products(self.device.type == "cuda" and self.options.precision in ("auto", "tf32")):
-            self._run(rows, average_weight)
+    @property
+    def generators(self) -> Sequence[torch.Generator]:
+        return (self.generator,)
 
-    def _run(self, rows: Tensor, average_weight: float | Tensor) -> None:
+    @property
+    def order_shape(self) -> tuple[int, ...]:
+        return (len(self.train),)
+
+    def prepare(self, rows: Tensor) -> Feed:
         batch = self.train.gather(rows, generator=self.generator)
         draws = self.estimator.draw(self.flow, len(rows), self.generator)
-        found = self.forward(batch.x, batch.context if self.flow.context_features else None, draws)
+        return Feed(self.flow.encode(batch.x), batch.context if self.flow.context_features else None, draws)
+
+    def run(self, feed: Feed, average_weight: float | Tensor) -> None:
+        with quick_products(products_are_quick(self)):
+            self._run(feed, average_weight)
+
+    def _run(self, feed: Feed, average_weight: float | Tensor) -> None:
+        found = self.forward(feed.x, feed.context, feed.draws)
         self.backward(found["loss"])
         if self.check is not None:
             self.check(found["loss"])
@@ -65,70 +120,92 @@ class Machinery:
             self.clip()
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        self.estimator.update(
-            {k.removeprefix("stats."): v for k, v in found.items() if k.startswith("stats.")}
-        )
+        self.estimator.update(stats_of(found))
         self.bound_sum += found["bound"]
         if self.average is not None:
             self._update_average(average_weight)
 
-    @torch.no_grad()
     def _update_average(self, weight: float | Tensor) -> None:
         assert self.average is not None
         current = self.flow.state_dict()
         for name, tensor in self.average.items():
-            tensor.lerp_(current[name], weight)
-
-    def average_weight(self, step: int) -> float:
-        # early on, average over what there is: the first weights would otherwise linger
-        return max(1 - self.options.average, 1 / (step + 2))
+            move_average(tensor, current[name], weight)
 
     def mutable_tensors(self) -> list[Tensor]:
-        """Every tensor that a step changes in place."""
-        states = [
-            v for entry in self.optimiser.state.values() for v in entry.values() if isinstance(v, Tensor)
-        ]
         modules = [*self.step.parameters(), *self.step.buffers()]
-        return [*modules, *states, *(self.average or {}).values(), self.bound_sum]
+        return [*modules, *state_tensors(self.optimiser), *(self.average or {}).values(), self.bound_sum]
+
+
+def products_are_quick(work: Work) -> bool:
+    """Whether a run's float32 products may round their operands."""
+    return work.device.type == "cuda" and work.options.precision in ("auto", "tf32")
+
+
+def stats_of(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The statistics of the estimator among what a step returns."""
+    return {k.removeprefix("stats."): v for k, v in found.items() if k.startswith("stats.")}
+
+
+def state_tensors(optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    return [v for entry in optimiser.state.values() for v in entry.values() if isinstance(v, Tensor)]
+
+
+@torch.no_grad()
+def move_average(average: Tensor, current: Tensor, weight: float | Tensor) -> None:
+    average.lerp_(current, weight.to(average.dtype) if isinstance(weight, Tensor) else weight)
+
+
+def average_weight(options: Options, step: int) -> float:
+    """How much of the weights goes into their average after step `step` (from 0)."""
+    # early on, average over what there is: the first weights would otherwise linger
+    return max(1 - options.average, 1 / (step + 2))
+
+
+@contextmanager
+def undone(work: Work) -> Iterator[None]:
+    """Whatever steps happen inside leave no trace: tensors are restored in place, and the generators too."""
+    noise = [generator.get_state() for generator in work.generators]
+    known = {id(t) for t in work.mutable_tensors()}
+    saved = [(t, t.detach().clone()) for t in work.mutable_tensors()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in saved:
+                tensor.copy_(value)
+            for tensor in work.mutable_tensors():
+                if id(tensor) not in known:  # the optimiser's state, which began at zero
+                    tensor.zero_()
+        for generator, state in zip(work.generators, noise, strict=True):
+            generator.set_state(state)
 
 
 class EagerEngine:
     """The plain path, on any device: the reference for the captured one."""
 
-    def __init__(self, machinery: Machinery) -> None:
-        self._machinery = machinery
+    def __init__(self, work: Work) -> None:
+        self._work = work
         self._order = torch.empty(0)
 
     def begin_epoch(self, order: Tensor, batch: int) -> None:
-        """Take the order of rows of a new epoch, to be entered at its `batch`-th batch."""
+        """Take the order of rows, (N,) or (K, N), of a new epoch, to be entered at its `batch`-th batch."""
         del batch
-        self._order = order
+        self._order = order.to(self._work.device)
 
     def advance(self, batch: int, step: int, most: int) -> int:
         """Step number `step`, on the `batch`-th batch of the epoch; how many of at most `most` steps were made."""
         del most
-        parts = self._machinery
-        rate = learning_rate(parts.options, step, parts.total_steps)
-        for group in parts.optimiser.param_groups:
+        work = self._work
+        rate = learning_rate(work.options, step, work.total_steps)
+        for group in work.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        first = batch * parts.batch_size
-        parts.run(self._order[first : first + parts.batch_size], parts.average_weight(step))
+        first = batch * work.batch_size
+        rows = self._order[..., first : first + work.batch_size]
+        work.run(work.prepare(rows), average_weight(work.options, step))
         return 1
-
-
-@contextmanager
-def quick_products(wanted: bool) -> Iterator[None]:
-    """Within this block float32 products on CUDA round their operands to TF32; evaluation never does."""
-    before = torch.get_float32_matmul_precision()
-    if wanted:
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 class Engine(Protocol):
@@ -138,14 +215,15 @@ class Engine(Protocol):
     def advance(self, batch: int, step: int, most: int) -> int: ...
 
 
-def choose_engine(machinery: Machinery, step: int) -> tuple[Engine, str | None]:
+def choose_engine(work: Work, step: int) -> tuple[Engine, str | None]:
     """The captured engine where that is possible; otherwise the eager one, and why."""
-    if machinery.device.type != "cuda":
-        return EagerEngine(machinery), None
-    if machinery.options.precision == "16-mixed":
-        return EagerEngine(machinery), "the scaling of 16-mixed gradients decides on the host"
-    if any(layer.autoregressive_in_u for layer in machinery.flow.layers):
-        return EagerEngine(machinery), "layers that see their own u are drawn until nothing changes"
+    if work.device.type != "cuda":
+        return EagerEngine(work), None
+    if work.options.precision == "16-mixed":
+        return EagerEngine(work), "the scaling of 16-mixed gradients decides on the host"
+    reason = work.estimator.not_capturable(work.flow)
+    if reason is not None:
+        return EagerEngine(work), reason
     from xorflow.training.captured import CapturedEngine
 
-    return CapturedEngine(machinery, step), None
+    return CapturedEngine(work, step), None

@@ -14,7 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ from xorflow.data import Dataset
 from xorflow.errors import ConfigError, UserError
 from xorflow.training.build import build_data
 from xorflow.training.checkpoint import saved_step
-from xorflow.training.devices import out_of_memory_as_error, resolve_device
+from xorflow.training.devices import out_of_memory_as_error, own_stream, resolve_device
 from xorflow.training.ensemble import PRECISIONS, Apart
 from xorflow.training.lockstep import train_together
 from xorflow.training.loop import Interrupted, Trainer
@@ -249,7 +249,8 @@ class _Crew:
         device = resolve_device(group[0].options.device)
         trainers: dict[Path, Trainer] = {}
         ends: dict[Path, Exception | None] = {}
-        with _own_stream(device):
+        finish = finish_run
+        with own_stream(device):
             for job in group:
                 try:
                     trainers[job.out] = self._trainer(job, device)
@@ -259,12 +260,32 @@ class _Crew:
                 with out_of_memory_as_error(f"{REMEDY}, or --jobs"):
                     ends |= zip(trainers, train_together(list(trainers.values())), strict=True)
             except Apart as reason:
-                return self._side_by_side(group, trainers, ends, str(reason))
+                finish = complete_run
+                for trainer in trainers.values():
+                    trainer.apart = str(reason)
             except Exception as error:
                 ends |= dict.fromkeys(trainers, error)
-            return [
-                self._outcome(job, lambda job: _ended(ends[job.out], trainers.get(job.out))) for job in group
-            ]
+
+        def result(job: Job) -> dict[str, Any]:
+            error = ends.get(job.out)
+            if error is not None:
+                raise error
+            return finish(trainers[job.out])
+
+        return self._side_by_side(group, result, device)
+
+    def _side_by_side(
+        self, group: Sequence[Job], make: Callable[[Job], dict[str, Any]], device: torch.device
+    ) -> list[Outcome]:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # each goes on in a stream of its own
+
+        def one(job: Job) -> Outcome:
+            with own_stream(device):
+                return self._outcome(job, make)
+
+        with ThreadPoolExecutor(len(group)) as pool:
+            return list(pool.map(one, group))
 
     def _trainer(self, job: Job, device: torch.device) -> Trainer:
         if self.stop.is_set():
@@ -277,29 +298,8 @@ class _Crew:
         trainer.restore()
         return trainer
 
-    def _side_by_side(
-        self,
-        group: Sequence[Job],
-        trainers: Mapping[Path, Trainer],
-        ends: Mapping[Path, Exception | None],
-        reason: str,
-    ) -> list[Outcome]:
-        device = resolve_device(group[0].options.device)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # each goes on in a stream of its own
-
-        def alone(job: Job) -> dict[str, Any]:
-            if job.out not in trainers:
-                return _ended(ends[job.out], None)
-            trainers[job.out].apart = reason
-            with _own_stream(device):
-                return complete_run(trainers[job.out])
-
-        with ThreadPoolExecutor(len(group)) as pool:
-            return list(pool.map(lambda job: self._outcome(job, alone), group))
-
     def _in_thread(self, job: Job, device: torch.device) -> dict[str, Any]:
-        with _own_stream(device) if self.workers > 1 else nullcontext():
+        with own_stream(device) if self.workers > 1 else nullcontext():
             dataset = None if _is_begun(job) else self._dataset(job.options, device)
             return make_run(job, dataset=dataset, stop=self.stop)
 
@@ -336,18 +336,6 @@ class _Crew:
 
 def _can_stack(options: Options) -> bool:
     return resolve_device(options.device).type == "cuda" and options.precision in PRECISIONS
-
-
-def _own_stream(device: torch.device) -> AbstractContextManager[object]:
-    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
-
-
-def _ended(error: Exception | None, trainer: Trainer | None) -> dict[str, Any]:
-    """The result of a run of a group, which its training ended in this way."""
-    if error is not None:
-        raise error
-    assert trainer is not None
-    return finish_run(trainer)
 
 
 def _job_to_bytes(job: Job) -> bytes:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -28,18 +25,17 @@ from xorflow.training.checkpoint import (
     save_snapshot,
 )
 from xorflow.training.devices import resolve_device
-from xorflow.training.engine import Engine, Machinery, choose_engine, quick_products
+from xorflow.training.engine import Machinery, choose_engine
+from xorflow.training.lockstep import Interrupted as Interrupted
+from xorflow.training.lockstep import Lockstep
 from xorflow.training.metrics import MetricsLog
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.options import Options
+from xorflow.training.products import full_products, quick_products
 from xorflow.training.step import Step, learning_rate
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-
-class Interrupted(Exception):
-    """The user asked to stop: the step was finished and, if the run has a folder, saved."""
 
 
 class Observer(Protocol):
@@ -81,26 +77,29 @@ class Trainer:
         self.dataset = dataset.to(self.device)
         self.flow = flow
         self.estimator = estimator
+        self.batch_size = min(options.batch_size, len(self.dataset.train))
+        # a last short batch waits for other epochs
+        self.steps_per_epoch = len(self.dataset.train) // self.batch_size
+        self.total_steps = self.steps_per_epoch * options.epochs
+        estimator.prepare(flow, self.total_steps)
         self.step_module = Step(flow, estimator)
         with quick_products(self.device.type == "cuda"):  # otherwise Fabric logs advice to switch them on
             self.fabric = _make_fabric(self.device, options.precision)
             self.fabric.to_device(self.step_module)
             optimiser = make_optimiser(self.step_module, options, self.device)
             wrapped, self.optimiser = self.fabric.setup(self.step_module, optimiser)
-        self.batch_size = min(options.batch_size, len(self.dataset.train))
-        # a last short batch waits for other epochs
-        self.steps_per_epoch = len(self.dataset.train) // self.batch_size
-        self.total_steps = self.steps_per_epoch * options.epochs
         self.progress = Progress()
         self.generator = torch.Generator(self.device).manual_seed(options.seed)
         self.average = self._copy_weights() if options.average else None
         self.best: dict[str, Tensor] | None = None
         self.metrics = MetricsLog(run, tensorboard=options.tensorboard)
-        self._stop_requested = False
         self._stop = stop
-        self._began = self._saved = 0.0  # moments of the monotonic clock
+        self._restored = False
+        self._began = 0.0  # a moment of the monotonic clock
         self._bound_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.not_captured: str | None = None
+        self.together = 1  # how many runs make their steps in one launch
+        self.apart: str | None = None  # why it is one, if it was to be more
         self.machinery = Machinery(
             step=self.step_module,
             forward=wrapped,
@@ -124,56 +123,52 @@ class Trainer:
 
     def train(self) -> None:
         """Go on from where the run stands to its end; the flow then holds the best weights."""
-        self._restore()
+        self.restore()
         engine, self.not_captured = choose_engine(self.machinery, self.progress.step)
+        (error,) = Lockstep([self], engine).run()
+        if error is not None:
+            raise error
+
+    def start(self) -> None:
+        """The first step is next."""
+        self.metrics.begin(self.progress.epoch)
+        self._began = time.monotonic() - self.progress.seconds
         if self.observer:
             self.observer.on_start(self.total_steps, self.progress)
-        self._saved = time.monotonic()
-        self._began = self._saved - self.progress.seconds
-        try:
-            with self._interruptible():
-                while self.progress.epoch < self.options.epochs:
-                    self._train_epoch(engine)
-                    self._end_epoch()
-                    self._pause()
-        finally:
-            self.metrics.close()
+
+    def advance(self, steps: int) -> None:
+        """Some steps were made."""
+        self.progress.batch += steps
+        self.progress.step += steps
+        if self.observer:
+            self.observer.on_step(self.progress.step)
+
+    def finish(self) -> None:
+        """All epochs are over: put the best weights into the flow."""
         self._install(self.best if self.best is not None else self._evaluation_weights())
+        self._require_finite_weights()
 
-    def _train_epoch(self, engine: Engine) -> None:
-        engine.begin_epoch(self._row_order(self.progress.epoch), self.progress.batch)
-        while self.progress.batch < self.steps_per_epoch:
-            left = self.steps_per_epoch - self.progress.batch
-            made = engine.advance(self.progress.batch, self.progress.step, left)
-            self.progress.batch += made
-            self.progress.step += made
-            if self.observer:
-                self.observer.on_step(self.progress.step)
-            self._pause()
+    @property
+    def told_to_stop(self) -> bool:
+        return self._stop is not None and self._stop.is_set()
 
-    def _pause(self) -> None:
-        """Between two steps: save if it is time to, stop if asked to."""
-        due = time.monotonic() - self._saved >= self.options.checkpoint_seconds
-        stopping = self._stop_requested or (self._stop is not None and self._stop.is_set())
-        if due or stopping:
-            self._save()
-        if stopping:
-            raise Interrupted
-
-    def _row_order(self, epoch: int) -> Tensor:
+    def row_order(self, epoch: int) -> Tensor:
+        """The rows of an epoch in the order in which they are used, on the CPU."""
         # seeded by the epoch alone, and drawn on the CPU: a resumed run, on any device, sees the same batches
         generator = torch.Generator().manual_seed((self.options.seed << 20) + epoch)
-        return torch.randperm(len(self.dataset.train), generator=generator).to(self.device)
+        return torch.randperm(len(self.dataset.train), generator=generator)
 
     # ---- the end of an epoch ----
 
-    def _end_epoch(self) -> None:
+    def end_epoch(self) -> None:
+        """All steps of an epoch are made: record it, and validate if it is time to."""
+        bound_sum = float(self._bound_sum)
         self.progress.seconds = time.monotonic() - self._began
-        self._require_finite("the loss", float(self._bound_sum), self.progress.step)
+        self._require_finite("the loss", bound_sum, self.progress.step)
         record: dict[str, Any] = {
             "epoch": self.progress.epoch + 1,
             "step": self.progress.step,
-            "train_nll": -float(self._bound_sum) / self.steps_per_epoch,
+            "train_nll": -bound_sum / self.steps_per_epoch,
             "lr": learning_rate(self.options, self.progress.step - 1, self.total_steps),
             "seconds": round(self.progress.seconds, 3),
         }
@@ -196,12 +191,16 @@ class Trainer:
         if self.average is not None:
             self._install(self.average)
         self.flow.eval()
-        if self.flow.has_closed_form:
-            nll = evaluate.exact(self.flow, split).nll
-        else:
-            nll = evaluate.importance(self.flow, split, samples=4).nll
+        with full_products():
+            if self.options.select == "greedy":
+                nll = evaluate.greedy(self.flow, split).nll
+            elif self.flow.has_closed_form:
+                nll = evaluate.exact(self.flow, split).nll
+            else:
+                nll = evaluate.importance(self.flow, split, samples=4).nll
         self.flow.train()
         self._require_finite("the validation likelihood", nll, self.progress.step)
+        self._require_finite_weights()  # those of a layer that is only drawn from may not enter that likelihood
         if self.progress.best_nll is None or nll < self.progress.best_nll:
             self.progress.best_nll, self.progress.best_epoch = nll, self.progress.epoch
             self.best = self._copy_weights()
@@ -231,6 +230,10 @@ class Trainer:
         if not math.isfinite(value):
             self._fail(what, step)
 
+    def _require_finite_weights(self) -> None:
+        if not bool(torch.stack([weights.isfinite().all() for weights in self.flow.parameters()]).all()):
+            self._fail("a weight", self.progress.step)
+
     def _fail(self, what: str, step: int) -> NoReturn:
         grads = ((name, p.grad) for name, p in self.flow.named_parameters() if p.grad is not None)
         culprit = next((name for name, grad in grads if not bool(grad.isfinite().all())), None)
@@ -242,37 +245,16 @@ class Trainer:
             "train again into another folder with a smaller --lr, or with --clip 1"
         )
 
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM ask the loop to stop after the step; a second Ctrl-C stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def request(signum: int, frame: Any) -> None:
-            del frame
-            if self._stop_requested and signum == signal.SIGINT:
-                raise KeyboardInterrupt
-            self._stop_requested = True
-
-        old = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
-
     # ---- saving and restoring ----
 
-    def _save(self) -> None:
-        self._saved = time.monotonic()
+    def save(self) -> None:
+        """Write a checkpoint, if the run has a folder and every number in it is one."""
         if self.run_folder is None:
             return
-        self.progress.seconds = self._saved - self._began
+        self.progress.seconds = time.monotonic() - self._began
         self.progress.bound_sum = float(self._bound_sum)
         self._require_finite("the loss", self.progress.bound_sum, self.progress.step)
-        if not all(bool(weights.isfinite().all()) for weights in self.flow.parameters()):
-            self._fail("a weight", self.progress.step)
+        self._require_finite_weights()
         groups = {
             "flow": self.flow.state_dict(),
             "estimator": self.estimator.state_dict(),
@@ -284,10 +266,10 @@ class Trainer:
         tensors = {f"{group}.{name}": t for group, named in groups.items() for name, t in named.items()}
         save_snapshot(self.run_folder, Snapshot(self.progress, tensors))
 
-    def _restore(self) -> None:
-        snapshot = None if self.run_folder is None else load_snapshot(self.run_folder)
+    def restore(self) -> None:
+        """Take up the last checkpoint, if there is one; a second call changes nothing."""
+        snapshot = None if self.run_folder is None or self._restored else load_snapshot(self.run_folder)
         if snapshot is None:
-            self.metrics.begin(0)
             return
         self.progress = snapshot.progress
         self.flow.load_state_dict(snapshot.group("flow"))
@@ -300,7 +282,7 @@ class Trainer:
         self.best = to_device(snapshot.group("best")) or None
         self.generator.set_state(snapshot.tensors["random.generator"])
         self._bound_sum.fill_(self.progress.bound_sum)
-        self.metrics.begin(self.progress.epoch)
+        self._restored = True
 
 
 def _make_fabric(device: torch.device, precision: str) -> Fabric:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from xorflow import _kernels
+from xorflow.conditioners import MaskedLinear
 from xorflow.training.options import Options
 
 
@@ -21,11 +23,16 @@ class FusedAdam(torch.optim.Optimizer):
         params: parameters or groups, float32 on a CUDA device.
         lr: the learning rate, a tensor on the device.
         decoupled: AdamW's decay of the weights.
+        seen: by masked parameter, how many columns of each row are not masked; the others cost nothing.
     """
 
-    def __init__(self, params: Any, *, lr: Tensor, decoupled: bool) -> None:
+    def __init__(
+        self, params: Any, *, lr: Tensor, decoupled: bool, seen: Mapping[Tensor, Tensor] | None = None
+    ) -> None:
         defaults = {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "decoupled": decoupled}
+        defaults["capturable"] = True  # by which torch knows that the count of steps is kept on the device
         super().__init__(params, defaults)
+        self._seen = dict(seen or {})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -44,6 +51,7 @@ class FusedAdam(torch.optim.Optimizer):
                 eps=group["eps"],
                 weight_decay=group["weight_decay"],
                 decoupled=group["decoupled"],
+                seen=self._seen.get(p),
             )
 
     def _state_of(self, p: Tensor) -> dict[str, Tensor]:
@@ -60,16 +68,30 @@ def make_optimiser(module: nn.Module, options: Options, device: torch.device) ->
 
     Weight decay reaches matrices only: decaying a bias or the base would pull the likelihood itself.
     """
+    return _make(_groups(module, options.weight_decay), _seen(module), options, device)
+
+
+def stack_optimiser(
+    module: nn.Module, stacks: Mapping[Tensor, Tensor], options: Options, device: torch.device
+) -> torch.optim.Optimizer:
+    """The optimiser of `module`, with each of its parameters replaced by the stack (K, ...) of those of several runs."""
+    groups = _groups(module, options.weight_decay)
+    stacked = [group | {"params": [stacks[p] for p in group["params"]]} for group in groups]
+    return _make(stacked, {stacks[p]: seen for p, seen in _seen(module).items()}, options, device)
+
+
+def _make(
+    groups: list[dict[str, Any]], seen: Mapping[Tensor, Tensor], options: Options, device: torch.device
+) -> torch.optim.Optimizer:
     on_cuda = device.type == "cuda"
     rate = torch.tensor(options.lr, device=device) if on_cuda else options.lr
-    groups = _groups(module, options.weight_decay)
     fused = options.precision != "16-mixed"  # a fused optimiser unscales by itself, which forbids clipping
     if options.optimiser == "sgd":
         return torch.optim.SGD(groups, lr=rate, fused=fused)
     decoupled = options.optimiser == "adamw"
-    plain = all(p.dtype == torch.float32 for p in module.parameters())
+    plain = all(p.dtype == torch.float32 for group in groups for p in group["params"])
     if isinstance(rate, Tensor) and _kernels.available() and plain and fused:
-        return FusedAdam(groups, lr=rate, decoupled=decoupled)
+        return FusedAdam(groups, lr=rate, decoupled=decoupled, seen=seen)
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
     return kind(groups, lr=rate, fused=fused, capturable=on_cuda)
 
@@ -80,3 +102,8 @@ def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     others = [p for p in module.parameters() if p.requires_grad and id(p) not in chosen]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
+
+
+def _seen(module: nn.Module) -> dict[Tensor, Tensor]:
+    masked = (m for m in module.modules() if isinstance(m, MaskedLinear) and m.weight.requires_grad)
+    return {m.weight: m.seen for m in masked if m.seen is not None}

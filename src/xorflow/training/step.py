@@ -12,7 +12,7 @@ from xorflow.training.options import Options
 
 
 class Step(nn.Module):
-    """Flow and estimator as one module, from a batch and its noise to the tensors of a `Loss`."""
+    """Flow and estimator as one module, from an encoded batch and its noise to the tensors of a `Loss`."""
 
     def __init__(self, flow: LatentFlow, estimator: Estimator) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Step(nn.Module):
         self.estimator = estimator
 
     def forward(self, x: Tensor, context: Tensor | None, draws: Tensor | None) -> dict[str, Tensor]:
-        loss = self.estimator.loss(self.flow, self.flow.encode(x), context, draws)
+        loss = self.estimator.loss(self.flow, x, context, draws)
         total = loss.surrogate if loss.control is None else loss.surrogate + loss.control
         return {"loss": total, "bound": loss.bound, **{f"stats.{k}": v for k, v in loss.stats.items()}}
 

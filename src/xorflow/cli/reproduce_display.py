@@ -1,0 +1,133 @@
+"""What a person sees while a reproduction goes on: one bar for the whole, one for each run under way."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
+
+from xorflow.experiments import Planned
+from xorflow.training import Outcome
+
+_POLL_SECONDS = 0.5
+_SPEED_SECONDS = 900.0
+"""How far back the estimate of the time left looks: a run may be minutes between two epochs."""
+
+_MOST_SHOWN = 8
+
+
+class ReproductionDisplay:
+    """Progress by what the runs write into their folders, however they are run; silent where there is no terminal."""
+
+    def __init__(self, console: Console, planned: Sequence[Planned]) -> None:
+        self.stopping = False
+        self._planned = planned
+        self._done: set[Path] = set()
+        self._began = time.time()
+        self._ended = threading.Event()
+        self._shown: dict[Path, TaskID] = {}
+        self._bar = Progress(
+            TextColumn(
+                "{task.description}",
+                markup=False,
+                table_column=Column(no_wrap=True, overflow="ellipsis", max_width=38),
+            ),
+            BarColumn(bar_width=None),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn(
+                "{task.fields[words]}",
+                markup=False,
+                table_column=Column(no_wrap=True, overflow="ellipsis", max_width=24),
+            ),
+            console=console,
+            disable=not console.is_terminal,
+            expand=True,
+            transient=True,
+            speed_estimate_period=_SPEED_SECONDS,
+        )
+        total = sum(run.cost for run in planned)
+        self._whole = self._bar.add_task(self._count(), total=max(total, 1.0), words="")
+        # the speed is counted from the first change on: from here, with what was done before left out
+        self._bar.update(self._whole, completed=self._progress() + 1e-9)
+        self._watch = threading.Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        if not self._bar.disable:
+            self._watch.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._ended.set()
+        self._bar.stop()
+
+    def on_outcome(self, outcome: Outcome, done: int, total: int) -> None:
+        del done, total
+        self._done.add(outcome.job.out)
+        words = f"{outcome.job.name} {'failed' if outcome.error else 'done'}"
+        self._bar.update(self._whole, description=self._count(), words=words)
+
+    def on_stop(self) -> None:
+        self.stopping = True
+        self._bar.update(self._whole, words="stopping: runs are saving")
+
+    def _count(self) -> str:
+        return f"runs {len(self._done)}/{len(self._planned)}"
+
+    def _follow(self) -> None:
+        while not self._ended.wait(_POLL_SECONDS):
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Look into the folders."""
+        self._bar.update(self._whole, completed=self._progress())
+        under_way = [run for run in self._planned if self._is_under_way(run)][:_MOST_SHOWN]
+        for folder in set(self._shown) - {run.folder for run in under_way}:
+            self._bar.remove_task(self._shown.pop(folder))
+        for run in under_way:
+            epochs, words = _last_record(run.folder)
+            if run.folder not in self._shown:
+                self._shown[run.folder] = self._bar.add_task(f"  {run.name}", total=run.epochs, words="")
+            self._bar.update(self._shown[run.folder], completed=epochs, words=words)
+
+    def _is_under_way(self, run: Planned) -> bool:
+        """Whether somebody has been writing since this display began."""
+        try:
+            touched = (run.folder / "metrics.jsonl").stat().st_mtime
+        except OSError:
+            return False
+        return run.folder not in self._done and touched >= self._began
+
+    def _progress(self) -> float:
+        return sum(run.cost * (1.0 if run.folder in self._done else _part(run)) for run in self._planned)
+
+
+def _part(run: Planned) -> float:
+    """How much of a run is done; its evaluation counts as one epoch."""
+    epochs = run.epochs if (run.folder / "result.json").exists() else _last_record(run.folder)[0]
+    return epochs / (run.epochs + 1)
+
+
+def _last_record(folder: Path) -> tuple[int, str]:
+    """The last epoch that a run has recorded, and its likelihood."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0, ""
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:  # being written
+            continue
+        kind = "validation" if "validation_nll" in record else "train"
+        return record["epoch"], f"{kind} {record[f'{kind}_nll']:.2f}"
+    return 0, ""

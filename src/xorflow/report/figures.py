@@ -1,0 +1,124 @@
+"""The pictures of a reproduction, from its result files: training curves, and the paper's figure of samples."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from xorflow.report.images import image_grid
+from xorflow.report.reproduction import VARIANTS, Results
+from xorflow.training.storage import write_bytes
+
+_TITLES = {"ours": "as the paper describes it", "cured": "cured"}
+
+
+def draw_curves(results: Results, path: Path) -> None:
+    """Validation likelihood by epoch while selecting: a panel for each variant, a colour for each row, a line for each seed.
+
+    Solid lines are of the deterministic reading, dashed ones of the latent: by what the row keeps its best epoch.
+    """
+    rows = [row for row in results.plan["rows"] if row["family"] != "reference"]
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    level = next((run for run in results.runs if run["row"] == "independent-pixels"), None)
+    for axes, variant in zip(panels, VARIANTS, strict=True):
+        for number, row in enumerate(rows):
+            for run in results.of(row["id"], variant, "select"):
+                _curve(axes, run, f"C{number}" if number < 10 else "black")
+        if level is not None:
+            axes.axhline(
+                level["evaluation"]["nll"], color="grey", linestyle=":", label="independent pixels (test)"
+            )
+        axes.set_title(_TITLES[variant])
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("negative log-likelihood of validation data, nats")
+    figure.legend(*_named(panels), loc="outside right center", frameon=False)
+    _save(figure, path)
+
+
+def _curve(axes: Axes, run: dict[str, Any], colour: str) -> None:
+    metrics, select = run["metrics"], run["config"]["select"]
+    pairs = zip(metrics["epoch"], metrics["validation_nll"], strict=True)
+    epochs, values = zip(*(pair for pair in pairs if pair[1] is not None), strict=True)
+    axes.plot(
+        epochs,
+        values,
+        color=colour,
+        linestyle="-" if select == "greedy" else "--",
+        linewidth=1.2,
+        marker="." if len(epochs) < 5 else "",
+        label=f"{run['row']} ({select})",
+    )
+
+
+def _named(panels: Iterable[Axes]) -> tuple[list[Any], list[str]]:
+    """One entry in the legend for each label."""
+    found: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return list(found.values()), list(found)
+
+
+def draw_samples(results: Results, path: Path) -> None:
+    """The paper's figure: samples of the best score-function row (left) and of the best straight-through row (right)."""
+    sides = [
+        _best(results, ("special case", "full posterior"), "score-function"),
+        _best(results, ("straight-through",), "straight-through"),
+    ]
+    figure = Figure(figsize=(11, 6.4), layout="constrained")
+    for axes, (title, run) in zip(figure.subplots(1, 2), sides, strict=True):
+        axes.set_axis_off()
+        axes.set_title(title, fontsize=9)
+        if run is not None:
+            axes.imshow(
+                image_grid(unpacked(run["samples"]), columns=10),
+                cmap="gray",
+                vmin=0,
+                vmax=1,
+                interpolation="nearest",
+            )
+    _save(figure, path)
+
+
+def _best(results: Results, families: tuple[str, ...], words: str) -> tuple[str, dict[str, Any] | None]:
+    """The reported run with the lowest NLL of some families, and what it is."""
+    found = [
+        (run, row, variant)
+        for row in results.plan["rows"]
+        for variant in VARIANTS
+        if row["family"] in families and (run := results.selected(row["id"], variant)) is not None
+    ]
+    if not found:
+        return f"no {words} row is finished", None
+    run, row, variant = min(found, key=lambda item: item[0]["evaluation"]["nll"])
+    evaluation = run["evaluation"]
+    kind = "exact" if evaluation["kind"] == "exact" else f"bound, {evaluation['samples']:,} samples"
+    return (
+        f"the best {words} row: {row['title']}\n{_TITLES[variant]}; NLL {evaluation['nll']:.1f} ({kind}),"
+        f" drawn from the {run['samples']['reading']} reading",
+        run,
+    )
+
+
+def unpacked(samples: dict[str, Any]) -> np.ndarray:
+    """Images (N, H, W) in 0..1 from the bits in a result file; rows that are no images are one pixel high."""
+    shape = samples["shape"] if len(samples["shape"]) == 3 else [samples["shape"][0], 1, samples["shape"][1]]
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(samples["bits"]), np.uint8))
+    return bits[: int(np.prod(shape))].reshape(shape).astype(float)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
+    write_bytes(path, buffer.getvalue(), "choose a folder that can be written and has room")

@@ -1,0 +1,287 @@
+"""The reproduction of the paper's table, from its result files: numbers, Markdown, and what they amount to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xorflow.errors import DataError
+from xorflow.training.storage import read_json, write_bytes, write_json
+from xorflow.training.tables import spread
+
+RESULT_VERSION = 1
+"""The version of result files that is read here, and of the table that is written."""
+
+VARIANTS = ("ours", "cured")
+
+
+@dataclass(frozen=True)
+class Results:
+    """The plan of a reproduction and its finished runs, as their files hold them."""
+
+    plan: dict[str, Any]
+    runs: tuple[dict[str, Any], ...]
+
+    def of(self, row: str, variant: str, phase: str) -> list[dict[str, Any]]:
+        """The runs of one phase, by seed."""
+        found = [
+            run
+            for run in self.runs
+            if (run["row"], run.get("variant"), run["phase"]) == (row, variant, phase)
+        ]
+        return sorted(found, key=lambda run: run["seed"])
+
+    def selected(self, row: str, variant: str) -> dict[str, Any] | None:
+        """The final run of the seed that is best on validation data."""
+        finals = {run["seed"]: run for run in self.of(row, variant, "final")}
+        choices = [run for run in self.of(row, variant, "select") if run["seed"] in finals]
+        if not choices:
+            return None
+        return finals[min(choices, key=lambda run: run["selection"]["nll"])["seed"]]
+
+
+def read_results(folder: Path) -> Results:
+    """What `xorflow reproduce` left in a folder."""
+    plan = _read(folder / "plan.json")
+    return Results(plan, tuple(_read(path) for path in sorted((folder / "runs").glob("*.json"))))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = read_json(path, "a file of results")
+    if content.get("version") != RESULT_VERSION:
+        raise DataError(
+            f"{path} has version {content.get('version')!r}, and reports are made from version {RESULT_VERSION}; "
+            "make it anew with xorflow reproduce"
+        )
+    return content
+
+
+# ---- the table as numbers ----
+
+
+def make_table(results: Results) -> dict[str, Any]:
+    """What `table.json` holds: a row for everything that is finished, in the order of the plan."""
+    rows = [_row(results, row) for row in results.plan["rows"]]
+    return {
+        "version": RESULT_VERSION,
+        "budget": results.plan["budget"],
+        "words": results.plan["words"],
+        "rows": [row for row in rows if row is not None],
+    }
+
+
+def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
+    name = planned["id"]
+    shared = {"id": name, "title": planned["title"], "family": planned["family"], "paper": planned["paper"]}
+    if planned["family"] == "reference":
+        found = next((run for run in results.runs if run["row"] == name), None)
+        if found is None:
+            return None
+        none = {"cured": None, "seeds": [], "config": None, "epochs": None, "seconds": 0.0}
+        return shared | {"ours": found["evaluation"]} | none | {"words": planned["words"]}
+    figures = {variant: _variant(results, name, variant) for variant in VARIANTS}
+    if not any(figures.values()):
+        return None
+    runs = [run for run in results.runs if run["row"] == name]
+    configs = {v: results.of(name, v, "final")[0]["config"] for v, found in figures.items() if found}
+    return (
+        shared
+        | figures
+        | {
+            "seeds": sorted({run["seed"] for run in runs if run["phase"] == "final"}),
+            "config": configs,
+            "epochs": next(found["epochs"] for found in figures.values() if found),
+            "seconds": round(sum(run["seconds"] for run in runs), 1),
+            "depth": planned["depth"],
+            "metric": planned["metric"],
+            "choices": planned["choices"],
+            "cure": planned["cure"],
+            "attempts": planned["attempts"],
+        }
+    )
+
+
+def _variant(results: Results, row: str, variant: str) -> dict[str, Any] | None:
+    """The figures of the selected seed, and their mean and spread over all seeds."""
+    selected, finals = results.selected(row, variant), results.of(row, variant, "final")
+    if selected is None:
+        return None
+    nll = _spread([run["evaluation"]["nll"] for run in finals])
+    greedy = _spread([run["evaluation"]["greedy"] for run in finals])
+    return selected["evaluation"] | {
+        "seed": selected["seed"],
+        "mean": nll.pop("mean"),
+        "spread": nll,
+        "greedy_mean": greedy.pop("mean"),
+        "greedy_spread": greedy,
+        "epochs": selected["epochs"],
+        "parameters": selected["parameters"],
+        "seconds": round(sum(run["seconds"] for run in results.runs if _is(run, row, variant)), 1),
+        "device": selected["device_name"],
+    }
+
+
+def _is(run: dict[str, Any], row: str, variant: str) -> bool:
+    return run["row"] == row and run.get("variant") == variant
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    found = spread(values)
+    assert found is not None
+    return found
+
+
+# ---- the table as text ----
+
+
+def markdown(table: dict[str, Any]) -> str:
+    """What `table.md` holds: the table, the spread over seeds, and the layers, in Markdown."""
+    parts = [main_table(table), spread_table(table), layer_table(table), posterior_table(table)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def main_table(table: dict[str, Any]) -> str:
+    """Ours beside the paper's."""
+    lines = [
+        "| row | paper: NLL | greedy | ours: NLL | which is | exact | greedy | cured: NLL | which is | exact | greedy |",
+        "|---|---:|---:|---:|---|---:|---:|---:|---|---:|---:|",
+    ]
+    for row in table["rows"]:
+        paper = row["paper"]
+        cells = [row["title"], _one(paper["nll"]), _one(paper["greedy"])]
+        for variant in VARIANTS:
+            cells += _cells(row[variant])
+        lines.append(_line(cells))
+    return "\n".join(lines)
+
+
+def essence_table(table: dict[str, Any]) -> str:
+    """NLL alone: the paper's, ours, and cured."""
+    lines = ["| row | the paper | ours, as described | ours, cured |", "|---|---:|---:|---:|"]
+    for row in table["rows"]:
+        values = [row["paper"]["nll"]] + [row[v]["nll"] if row[v] else None for v in VARIANTS]
+        lines.append(_line([row["title"], *map(_one, values)]))
+    return "\n".join(lines)
+
+
+def _cells(found: dict[str, Any] | None) -> list[str]:
+    if found is None:
+        return ["–"] * 4
+    nll = _one(found["nll"]) + (f" ± {found['stderr']:.1f}" if found["stderr"] is not None else "")
+    kind = "exact" if found["kind"] == "exact" else f"bound, {found['samples']:,} samples"
+    return [nll, kind, _one(found.get("exact")), _one(found.get("greedy"))]
+
+
+def spread_table(table: dict[str, Any]) -> str:
+    """Mean and spread over the seeds of each variant."""
+    lines = [
+        "| row | variant | seeds | NLL: mean | std | least to greatest | greedy: mean | std | refitted | epochs | seconds |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in table["rows"]:
+        for variant in VARIANTS:
+            found = row[variant]
+            if found is None or "mean" not in found:
+                continue
+            nll, greedy = found["spread"], found["greedy_spread"]
+            cells = [
+                *(row["title"], variant, str(len(row["seeds"]))),
+                *(_one(found["mean"]), _two(nll["std"]), f"{nll['min']:.1f} to {nll['max']:.1f}"),
+                *(_one(found["greedy_mean"]), _two(greedy["std"]), _one(found["refit"])),
+                *(str(found["epochs"]), f"{found['seconds']:.0f}"),
+            ]
+            lines.append(_line(cells))
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def layer_table(table: dict[str, Any]) -> str:
+    """What each layer of the deeper rows does."""
+    lines = [
+        "| row | variant | layer | entropy of its choices | drawn flips | greedy flips |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for row in table["rows"]:
+        for variant in VARIANTS:
+            layers = (row[variant] or {}).get("layers") or []
+            if len(layers) < 2:
+                continue
+            for number, layer in enumerate(layers, 1):
+                rates = [f"{100 * layer[key]:.2f} %" for key in ("flip_rate", "greedy_flip_rate")]
+                lines.append(
+                    _line([row["title"], variant, str(number), f"{layer['entropy']:.2f} nats", *rates])
+                )
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def posterior_table(table: dict[str, Any]) -> str:
+    """The score that explains the paper's greedy column; it is no likelihood, and says so."""
+    lines = [
+        "| row | variant | paper's greedy | argmax of the posterior (not a likelihood) | greedy through the generator |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for row in table["rows"]:
+        for variant in VARIANTS:
+            score = (row[variant] or {}).get("argmax_posterior")
+            if score is not None:
+                values = (row["paper"]["greedy"], score["value"], row[variant]["greedy"])
+                lines.append(_line([row["title"], variant, *map(_one, values)]))
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _one(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _two(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+# ---- what they amount to ----
+
+
+def verdict(table: dict[str, Any]) -> str:
+    """Which rows are at or below the paper's likelihood and which are not, in words."""
+    lines = []
+    for variant, words in (("ours", "As the paper describes it"), ("cured", "Cured")):
+        compared = [row for row in table["rows"] if row["paper"]["nll"] is not None and row[variant]]
+        met = [row["id"] for row in compared if round(row[variant]["nll"], 1) <= row["paper"]["nll"]]
+        missed = [
+            f"{row['id']} (by {row[variant]['nll'] - row['paper']['nll']:.1f} nats)"
+            for row in compared
+            if row["id"] not in met
+        ]
+        lines.append(
+            f"- {words}, at or below the paper's NLL: {', '.join(met) or 'none'}. Above it: {', '.join(missed) or 'none'}."
+        )
+    for row in table["rows"]:
+        for attempt in row.get("attempts") or []:
+            lines.append(f"- {row['id']}, also tried: {attempt}")
+    return "\n".join(lines)
+
+
+# ---- files ----
+
+
+def write_reproduction(folder: Path) -> dict[str, Any]:
+    """Write `table.json`, `table.md` and the pictures from the result files in a folder; returns the table."""
+    from xorflow.report.figures import draw_curves, draw_samples  # half a second of imports
+
+    results = read_results(folder)
+    try:
+        table = make_table(results)
+        text = f"{table['words']}\n\n{markdown(table)}\n"
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"a file in {folder / 'runs'} is damaged ({type(error).__name__} {error}); restore it, or remove it to make it anew"
+        ) from None
+    write_json(folder / "table.json", table)
+    write_bytes(folder / "table.md", text.encode(), "choose a folder that can be written")
+    draw_curves(results, folder / "curves.png")
+    draw_samples(results, folder / "samples.png")
+    return table
