@@ -135,7 +135,8 @@ def test_options_named_in_the_text_exist(xorflow_help: str) -> None:
 @pytest.fixture
 def xorflow_help(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", "200")
-    for words in (["--help"], *([name, "--help"] for name in ("train", "evaluate", "sample", "score"))):
+    names = ("train", "evaluate", "sample", "score", "reproduce")
+    for words in (["--help"], *([name, "--help"] for name in names)):
         run_command(["xorflow", *words], "help")
     return capfd.readouterr().out
 

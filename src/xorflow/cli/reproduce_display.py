@@ -78,7 +78,7 @@ class ReproductionDisplay:
 
     def on_stop(self) -> None:
         self.stopping = True
-        self._bar.update(self._whole, words="stopping: runs are saving")
+        self._bar.update(self._whole, words="stopping and saving")
 
     def _count(self) -> str:
         return f"runs {len(self._done)}/{len(self._planned)}"

@@ -142,7 +142,7 @@ def _special_case(critic: str, depth: int, title: str, ours: str, cured: str, **
 
 def _running(depth: int, **changes: Any) -> Row:
     ours = "rewards=impatient,baseline=none,standardise=feature"
-    cured = "baseline=running-mean,entropy=1.0"
+    cured = "baseline=running-mean,entropy=1.0" + (",earlier=0.2" if depth > 1 else "")
     return _special_case("running", depth, "running average", ours, cured, **changes)
 
 

@@ -138,5 +138,5 @@ def draw_samples(row: Row, flow: LatentFlow, shape: tuple[int, ...] | None) -> d
     return {
         "reading": row.reading,
         "shape": [SAMPLES, *size],
-        "bits": base64.b64encode(np.packbits(x)).decode(),
+        "bits": base64.b64encode(np.packbits(x).tobytes()).decode(),
     }

@@ -10,6 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from xorflow.errors import DataError
+from xorflow.report.paper_blocks import (
+    details_block,
+    essence_block,
+    meaning_block,
+    table_block,
+    verdict_block,
+)
 from xorflow.report.summary import reported_part, run_figures
 from xorflow.training.storage import read_json, write_bytes
 
@@ -52,8 +59,14 @@ def data_block(results: Path) -> str:
 
 
 DOCUMENTS: dict[str, dict[str, Block]] = {
-    "README.md": {"demo": demo_block},
+    "README.md": {"demo": demo_block, "paper": essence_block},
     "docs/data.md": {"data": data_block},
+    "docs/results.md": {
+        "verdict": verdict_block,
+        "table": table_block,
+        "meaning": meaning_block,
+        "details": details_block,
+    },
 }
 """By file, below the root of the project: its blocks."""
 

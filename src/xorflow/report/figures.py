@@ -39,7 +39,7 @@ def draw_curves(results: Results, path: Path) -> None:
             )
         axes.set_title(_TITLES[variant])
         axes.set_xlabel("epoch")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("negative log-likelihood of validation data, nats")
     figure.legend(*_named(panels), loc="outside right center", frameon=False)
@@ -76,7 +76,8 @@ def draw_samples(results: Results, path: Path) -> None:
         _best(results, ("special case", "full posterior"), "score-function"),
         _best(results, ("straight-through",), "straight-through"),
     ]
-    figure = Figure(figsize=(11, 6.4), layout="constrained")
+    figure = Figure(figsize=(11, 6.4))
+    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.01, wspace=0.03)
     for axes, (title, run) in zip(figure.subplots(1, 2), sides, strict=True):
         axes.set_axis_off()
         axes.set_title(title, fontsize=9)
@@ -92,21 +93,23 @@ def draw_samples(results: Results, path: Path) -> None:
 
 
 def _best(results: Results, families: tuple[str, ...], words: str) -> tuple[str, dict[str, Any] | None]:
-    """The reported run with the lowest NLL of some families, and what it is."""
+    """Of some families, the reported run whose selection has the lowest NLL on validation data, and what it is."""
     found = [
-        (run, row, variant)
+        (selection["evaluation"]["nll"], row, variant)
         for row in results.plan["rows"]
         for variant in VARIANTS
-        if row["family"] in families and (run := results.selected(row["id"], variant)) is not None
+        if row["family"] in families and (selection := results.selection(row["id"], variant)) is not None
     ]
     if not found:
         return f"no {words} row is finished", None
-    run, row, variant = min(found, key=lambda item: item[0]["evaluation"]["nll"])
+    _, row, variant = min(found, key=lambda item: item[0])
+    run = results.selected(row["id"], variant)
+    assert run is not None
     evaluation = run["evaluation"]
     kind = "exact" if evaluation["kind"] == "exact" else f"bound, {evaluation['samples']:,} samples"
     return (
-        f"the best {words} row: {row['title']}\n{_TITLES[variant]}; NLL {evaluation['nll']:.1f} ({kind}),"
-        f" drawn from the {run['samples']['reading']} reading",
+        f"the best {words} row: {row['title']}\n{_TITLES[variant]}, NLL {evaluation['nll']:.1f} ({kind})\n"
+        f"drawn from the {run['samples']['reading']} reading",
         run,
     )
 
@@ -120,5 +123,5 @@ def unpacked(samples: dict[str, Any]) -> np.ndarray:
 
 def _save(figure: Figure, path: Path) -> None:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
     write_bytes(path, buffer.getvalue(), "choose a folder that can be written and has room")

@@ -33,13 +33,17 @@ class Results:
         ]
         return sorted(found, key=lambda run: run["seed"])
 
+    def selection(self, row: str, variant: str) -> dict[str, Any] | None:
+        """The run that is best on validation data, of the seeds whose final run is there."""
+        finished = {run["seed"] for run in self.of(row, variant, "final")}
+        choices = [run for run in self.of(row, variant, "select") if run["seed"] in finished]
+        return min(choices, key=lambda run: run["selection"]["nll"], default=None)
+
     def selected(self, row: str, variant: str) -> dict[str, Any] | None:
-        """The final run of the seed that is best on validation data."""
-        finals = {run["seed"]: run for run in self.of(row, variant, "final")}
-        choices = [run for run in self.of(row, variant, "select") if run["seed"] in finals]
-        if not choices:
-            return None
-        return finals[min(choices, key=lambda run: run["selection"]["nll"])["seed"]]
+        """The final run of that seed, which is what is reported."""
+        best = self.selection(row, variant)
+        finals = self.of(row, variant, "final")
+        return None if best is None else next(run for run in finals if run["seed"] == best["seed"])
 
 
 def read_results(folder: Path) -> Results:
@@ -69,6 +73,7 @@ def make_table(results: Results) -> dict[str, Any]:
         "budget": results.plan["budget"],
         "words": results.plan["words"],
         "rows": [row for row in rows if row is not None],
+        "missing": [p["id"] for p, row in zip(results.plan["rows"], rows, strict=True) if row is None],
     }
 
 

@@ -90,6 +90,7 @@ def _make(
         return torch.optim.SGD(groups, lr=rate, fused=fused)
     decoupled = options.optimiser == "adamw"
     plain = all(p.dtype == torch.float32 for group in groups for p in group["params"])
+    plain = plain and options.precision != "64-true"  # for which Fabric changes the weights only afterwards
     if isinstance(rate, Tensor) and _kernels.available() and plain and fused:
         return FusedAdam(groups, lr=rate, decoupled=decoupled, seen=seen)
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam

@@ -1,0 +1,135 @@
+"""The blocks of documents that speak about the paper's table, from committed result files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from xorflow.report.reproduction import (
+    VARIANTS,
+    essence_table,
+    layer_table,
+    main_table,
+    posterior_table,
+    spread_table,
+    verdict,
+)
+from xorflow.training.storage import read_json
+
+NOT_RUN = (
+    "The full budget has not been run yet, so there are no figures of ours here. `xorflow reproduce` makes them, and "
+    "`make docs` writes them into this page."
+)
+
+_PIXELS, _P0 = 784, 0.9
+
+
+def full_table(results: Path) -> dict[str, Any] | None:
+    """The committed table; None if there is none, or it is of a smaller budget."""
+    path = results / "paper/table.json"
+    if not path.exists():
+        return None
+    table = read_json(path, "the table of the reproduction")
+    return table if table["budget"] == "full" and table["rows"] else None
+
+
+def essence_block(results: Path) -> str:
+    """For the README: the likelihoods side by side, and the paper's figure."""
+    table = full_table(results)
+    if table is None:
+        return NOT_RUN
+    return "\n\n".join((essence_table(table), *_missing(table), *_picture(results, "results")))
+
+
+def meaning_block(results: Path) -> str:
+    """The paper's own figures, against pixels that know nothing of each other."""
+    rows = json.loads((results / "paper.json").read_text(encoding="utf-8"))
+    demo = read_json(results / "demo/result.json", "the result of the demo")
+    level = demo["independent_nll"]
+    floor, error = -_PIXELS * math.log(_P0), math.log(_P0 / (1 - _P0))
+    lines = [
+        f"| the paper's row | NLL | against independent pixels ({level:.1f}) | wrong pixels in an image |",
+        "|---|---:|---:|---:|",
+    ]
+    for row in rows:
+        depth = f", depth {row['depth']}" if row["words"] == "straight-through" else ""
+        wrong = (row["nll"] - floor) / error
+        lines.append(f"| {row['words']}{depth} | {row['nll']} | {row['nll'] - level:+.1f} | {wrong:.1f} |")
+    above = sum(row["nll"] > level for row in rows)
+    lines += [
+        "",
+        f"{above} of the {len(rows)} rows are worse than independent pixels. The last column reads an NLL as that of one "
+        f"bijection: {floor:.1f} nats if all pixels of y are 0, and {error:.3f} more for each that is not.",
+    ]
+    return "\n".join(lines)
+
+
+def table_block(results: Path) -> str:
+    """Ours beside the paper's."""
+    table = full_table(results)
+    if table is None:
+        return NOT_RUN
+    return "\n\n".join((main_table(table), *_missing(table)))
+
+
+def verdict_block(results: Path) -> str:
+    """What reproduced, and what did not."""
+    table = full_table(results)
+    return NOT_RUN if table is None else verdict(table)
+
+
+def details_block(results: Path) -> str:
+    """Spread over seeds, layers, recipes, cost, pictures."""
+    table = full_table(results)
+    if table is None:
+        return NOT_RUN
+    parts = [
+        ("### Spread over seeds", spread_table(table)),
+        ("### What the layers do", layer_table(table)),
+        ("### The paper's greedy column of the full-posterior rows", posterior_table(table)),
+        ("### Recipes", _recipes(table)),
+        ("### Cost", _cost(table)),
+        ("### Pictures", "\n\n".join(_picture(results, "../results", curves=True))),
+    ]
+    return "\n\n".join(f"{heading}\n\n{text}" for heading, text in parts if text)
+
+
+def _recipes(table: dict[str, Any]) -> str:
+    lines = []
+    for row in table["rows"]:
+        for variant in VARIANTS:
+            if row[variant] and "choices" in row:
+                cure = f" ({row['cure']})" if variant == "cured" and row["cure"] else ""
+                lines.append(f"- {row['id']}, {variant}{cure}: {row['choices'][variant]}")
+    return "\n".join(lines)
+
+
+def _cost(table: dict[str, Any]) -> str:
+    seconds = sum(row["seconds"] for row in table["rows"])
+    devices = sorted(
+        {row[v]["device"] for row in table["rows"] for v in VARIANTS if "device" in (row[v] or {})}
+    )
+    return f"All runs together trained for {seconds / 3600:.1f} hours on {', '.join(devices)}."
+
+
+def _missing(table: dict[str, Any]) -> list[str]:
+    return [f"Not run yet: {', '.join(table['missing'])}."] if table["missing"] else []
+
+
+def _picture(results: Path, root: str, *, curves: bool = False) -> list[str]:
+    pictures = [
+        (
+            "samples.png",
+            "One hundred samples of the best score-function row and of the best straight-through row",
+        )
+    ]
+    pictures += (
+        [("curves.png", "Validation likelihood by epoch, as the paper describes it and cured")]
+        if curves
+        else []
+    )
+    return [
+        f"![{words}]({root}/paper/{name})" for name, words in pictures if (results / "paper" / name).exists()
+    ]
