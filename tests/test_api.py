@@ -13,7 +13,8 @@ PUBLIC = {
         Transform UserError Xor data estimators evaluate fit load refit_base
     """,
     "xorflow.estimators": """
-        Estimator Loss Marginal StraightThrough
+        Baseline Estimator FullPosterior GreedyCritic Loss Marginal NoBaseline ProposalPrefix
+        RunningMean SampledCritic SpecialCase Standardiser StraightThrough
     """,
     "xorflow.conditioners": """
         MADE MLP Conditioner Coupling Dependence MaskedLinear Source coupling_mask ranks

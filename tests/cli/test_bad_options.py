@@ -18,7 +18,7 @@ def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--estimator reinforce", "estimator is one of marginal, straight-through; got 'reinforce'"),
+        ("--estimator reinforce", "estimator is one of marginal, straight-through, special-case"),
         ("--estimator marginal:draws=4", "estimator 'marginal' takes samples"),
         ("--estimator marginal:samples=x", "whole number; got 'x'"),
         ("--bogus 3", "No such option: --bogus"),

@@ -19,7 +19,7 @@ from xorflow.flows.layer import Layer
 from xorflow.flows.stack import Draws, Stack, choose
 from xorflow.flows.trace import Point
 
-_BLOCK_SIZE = 28
+_BLOCK_SIZE = 56
 """Features settled together: large enough to amortise a block's overhead, small enough to settle in few rounds."""
 
 
