@@ -20,6 +20,7 @@ import xorflow as xf
 from tiny_runs import people_file
 from xorflow.cli import main
 from xorflow.data.bundled import SHA256
+from xorflow.training import read_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(["README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("**/*.md"))])
@@ -77,6 +78,10 @@ def test_code_and_commands_run_in_order(name: str) -> None:
         if block.language == "python":
             lines = "\n" * (block.line - 1) + block.text  # so that an error has the line of the document
             exec(compile(lines, str(ROOT / name), "exec"), namespace)
+        elif block.language == "toml":
+            table = Path("table.toml")
+            table.write_text(block.text, encoding="utf-8")
+            assert read_table(table) is not None, f"{name}: a table of runs"
         elif block.language == "sh":
             for words in commands(block):
                 if words[0] == "xorflow":
@@ -89,7 +94,7 @@ def test_blocks_are_of_a_kind_that_is_checked(name: str) -> None:
     fences = re.findall(r"^```.*$", text, flags=re.MULTILINE)
     found = list(blocks(name))
     assert len(fences) == 2 * len(found)
-    assert {block.language for block in found} <= {"python", "sh"}
+    assert {block.language for block in found} <= {"python", "sh", "toml"}
 
 
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
@@ -151,7 +156,8 @@ def test_every_field_of_a_result_is_explained() -> None:
     result = json.loads((ROOT / "results/demo/result.json").read_text(encoding="utf-8"))
     first_cells = " ".join(re.findall(r"^\|([^|]*)\|", table, flags=re.MULTILINE))
     explained = set(re.findall(r"`(\w+)`", first_cells))
-    assert explained == fields(result) | {"samples", "ess"}  # those of a bound
+    elsewhere = {"samples", "ess", "elbo_nll", "apart"}  # of a bound, a posterior, several runs
+    assert explained == fields(result) | elsewhere
 
 
 def test_the_checked_content_of_mnist_is_that_of_the_page() -> None:
