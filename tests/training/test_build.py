@@ -85,7 +85,10 @@ def test_estimators_are_what_their_names_say() -> None:
         ("marginal:samples=0", "at least one sample"),
         ("marginal:samples=two", "marginal:samples=two"),
         ("marginal:samples=2.5", "marginal:samples=2.5"),
-        ("straight-through:samples=2", "takes entropy, anneal, earlier, written as straight-through:KEY=VALUE"),
+        (
+            "straight-through:samples=2",
+            "takes entropy, anneal, earlier, written as straight-through:KEY=VALUE",
+        ),
     ],
 )
 def test_bad_estimators_are_one_line(text: str, words: str) -> None:
