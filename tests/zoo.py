@@ -46,11 +46,12 @@ def coupling(features: int, mask: str = "halves", flip: bool = False, **options)
     return Layer(Coupling(features, (8,), mask=mask, flip=flip, **options))
 
 
-def inferred(layer: Layer, sees: Sequence[str] = ("x", "state")) -> Layer:
+def inferred(layer: Layer, sees: Sequence[str] = ("x", "state"), *, relative: bool = False) -> Layer:
     """The layer with a posterior that sees everything."""
     net: Conditioner = layer.conditioner
     options = {"categories": net.states.sizes, "choices": net.choices.sizes, "context": net.context_features}
-    return Layer(net, layer.transform, MLP(net.features, (8,), sees=sees, **options))
+    posterior = MLP(net.features, () if relative else (8,), sees=sees, **options)
+    return Layer(net, layer.transform, posterior, relative)
 
 
 def chain(features: int, depth: int, order: str | Sequence[int] = "natural", **options) -> list[Layer]:
@@ -149,6 +150,17 @@ MEMBERS: dict[str, Callable[[], LatentFlow]] = {
     ),
     "K3 depth 2 posterior": lambda: flow(
         inferred(made(2, categories=3), ("x",)), inferred(made(2, "reversed", categories=3), ("state",))
+    ),
+    "D3 relative posterior": lambda: flow(inferred(made(3), ("x",), relative=True), learned=True),
+    "D2 depth 3 relative posterior": lambda: flow(
+        *(inferred(made(2, o), ("x", "state"), relative=True) for o in ("natural", "reversed", "natural"))
+    ),
+    "K3 depth 2 relative posterior": lambda: flow(
+        *(inferred(made(2, o, categories=3), ("x",), relative=True) for o in ("natural", "reversed"))
+    ),
+    "chain depth 2 relative posterior": lambda: flow(
+        inferred(made(2, sees={"x": "before"}), ("x",), relative=True),
+        inferred(made(2, sees={"previous": "up to"}), ("previous",), relative=True),
     ),
     "chain depth 3 posterior sees x": lambda: flow(*(inferred(layer, ("x",)) for layer in chain(2, 3))),
     "chain depth 3 posterior sees x, previous": lambda: flow(

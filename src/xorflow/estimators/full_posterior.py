@@ -209,10 +209,11 @@ class FullPosterior(Estimator):
             closed.append(parts[1])
         if self.sum_last:
             last = flow.layers[-1]
-            q = last.posterior_nodes(trace.end, context)
+            p = last.generator_nodes(trace.end, context)
+            q = last.posterior_nodes(trace.end, context, p)
             rewards = q.expectation(last.transform.outcomes(flow.base.log_table(), trace.end.state))
             sampled.append(torch.zeros_like(rewards[..., :1]))
-            closed.append(-q.kl(last.generator_nodes(trace.end, context)))  # pyright: ignore[reportArgumentType]
+            closed.append(-q.kl(p))  # pyright: ignore[reportArgumentType]
         else:
             rewards = flow.base.log_prob(trace.end.state)
         log_q = trace.log_q() if stop else rewards.new_zeros(0, flow.features)

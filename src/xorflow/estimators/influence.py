@@ -6,6 +6,7 @@ the objective that none of them enters is independent of it, and would only add 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from xorflow.conditioners import Conditioner, Dependence, Source
 from xorflow.errors import ModelError
-from xorflow.flows import LatentFlow
+from xorflow.flows import LatentFlow, Layer
 
 Drawn = Literal["p", "q"]
 
@@ -48,6 +49,17 @@ def direct(network: Conditioner, source: int, layer: int) -> Tensor:
     return found
 
 
+def _direct_any(networks: Sequence[Conditioner], source: int, layer: int) -> Tensor:
+    return torch.stack([direct(network, source, layer) for network in networks]).any(0)
+
+
+def _posterior_networks(layer: Layer) -> list[Conditioner]:
+    """What the logits of a posterior come from: none without one, two if it is relative to the generator."""
+    if layer.posterior is None:
+        return []
+    return [layer.posterior, layer.conditioner] if layer.relative else [layer.posterior]
+
+
 def _product(a: Tensor, b: Tensor) -> Tensor:
     return (a.float() @ b.float()) > 0
 
@@ -55,7 +67,8 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 def structure(flow: LatentFlow) -> tuple[object, ...]:
     """All that decides what a flow's choices can change: two flows that agree in it have the same influence."""
     networks = [network for layer in flow.layers for network in (layer.conditioner, layer.posterior)]
-    return tuple(None if network is None else _conditioning(network) for network in networks)
+    relative = tuple(layer.relative for layer in flow.layers)
+    return *(None if network is None else _conditioning(network) for network in networks), relative
 
 
 def _conditioning(network: Conditioner) -> tuple[object, ...]:
@@ -72,12 +85,12 @@ class Influence:
     """
 
     def __init__(self, flow: LatentFlow, drawn: Drawn) -> None:
-        self._generators = [layer.conditioner for layer in flow.layers]
-        self._posteriors = [layer.posterior for layer in flow.layers]
-        drawing = self._generators if drawn == "p" else self._posteriors
-        if any(network is None for network in drawing):
+        # by layer, the networks that the logits come from
+        self._generators = [[layer.conditioner] for layer in flow.layers]
+        self._posteriors = [_posterior_networks(layer) for layer in flow.layers]
+        self._drawing = self._generators if drawn == "p" else self._posteriors
+        if not all(self._drawing):
             raise ModelError("this needs a posterior in every layer; build Layer(..., posterior=MLP(...))")
-        self._drawing: list[Conditioner] = [network for network in drawing if network is not None]
         self.features, self.depth = flow.features, flow.depth
         self._reach = [self._reach_of(layer) for layer in range(flow.depth)]
 
@@ -86,12 +99,12 @@ class Influence:
         same = torch.eye(self.features, dtype=torch.bool)
         found: dict[int, Tensor] = {}
         for k in range(first, self.depth):
-            network = self._drawing[k]
+            networks = self._drawing[k]
             here = same if k == first else torch.zeros_like(same)
             for j, reached in found.items():
-                here = here | _product(reached, direct(network, j, k))
+                here = here | _product(reached, _direct_any(networks, j, k))
             # an ordering is transitive, so one product closes a layer that sees its own u
-            found[k] = here | _product(here, direct(network, k, k))
+            found[k] = here | _product(here, _direct_any(networks, k, k))
         return found
 
     def rewards(self, layer: int) -> Tensor:
@@ -105,12 +118,11 @@ class Influence:
 
     def inputs(self, layer: int, later: int, of: Drawn) -> Tensor:
         """(D, D): whether what the generator (p) or posterior (q) sees at node (later, e) changes with node (layer, d)."""
-        network = (self._generators if of == "p" else self._posteriors)[later]
+        networks = (self._generators if of == "p" else self._posteriors)[later]
         found = torch.zeros(self.features, self.features, dtype=torch.bool)
-        if network is not None:
-            for j, reached in self._reach[layer].items():
-                if j <= later:
-                    found |= _product(reached, direct(network, j, later))
+        for j, reached in self._reach[layer].items():
+            if networks and j <= later:
+                found |= _product(reached, _direct_any(networks, j, later))
         return found
 
 

@@ -21,6 +21,7 @@ class Layer(nn.Module):
         conditioner: the generator's network, p(u | what it sees).
         transform: the bijections to choose from; a shift modulo K (xor for K = 2) by default.
         posterior: an optional network for q(u | what it sees), which may look at anything but u itself.
+        relative: the posterior's logits are added to the generator's: it has to learn only how the data change them.
     """
 
     valid: Tensor
@@ -30,16 +31,23 @@ class Layer(nn.Module):
         conditioner: Conditioner,
         transform: Transform | None = None,
         posterior: Conditioner | None = None,
+        relative: bool = False,
     ) -> None:
         super().__init__()
         self.conditioner = conditioner
         self.transform = transform or ModularShift(conditioner.states.sizes)
         self.posterior = posterior
+        self.relative = relative
         for role, network in (("conditioner", conditioner), ("posterior", posterior)):
             if network is not None:
                 self._check_fit(role, network)
         if posterior is not None and Source.OWN in posterior.sees:
             raise ModelError("the posterior is mean-field within a layer: it may see anything but its own u")
+        if relative and (posterior is None or self.autoregressive_in_u):
+            raise ModelError(
+                "relative=True adds a posterior's logits to those of a generator that does not see its own u: "
+                "give a posterior, and a conditioner without 'own'"
+            )
         self.register_buffer("valid", self.transform.choices.valid(), persistent=False)
 
     def _check_fit(self, role: str, network: Conditioner) -> None:
@@ -62,11 +70,15 @@ class Layer(nn.Module):
         """p(u | what it sees) at a point of the pass; `own` is u itself, for a layer that sees it."""
         return self._nodes(self.conditioner, point.inputs(own), context)
 
-    def posterior_nodes(self, point: Point, context: Tensor | None) -> Nodes:
-        """q(u | what it sees) at a point of the pass."""
+    def posterior_nodes(self, point: Point, context: Tensor | None, generator: Nodes | None = None) -> Nodes:
+        """q(u | what it sees) at a point of the pass; `generator` are p's nodes there, if they are known already."""
         if self.posterior is None:
             raise ModelError("this needs a posterior in every layer; build Layer(..., posterior=MLP(...))")
-        return self._nodes(self.posterior, point.inputs(None), context)
+        if not self.relative:
+            return self._nodes(self.posterior, point.inputs(None), context)
+        known = generator or self.generator_nodes(point, context)
+        logits = self.posterior(point.inputs(None), context) + known.logits
+        return make_nodes(logits, self.transform.choices, self.valid)
 
     def _nodes(self, network: Conditioner, inputs: dict[Source, Tensor], context: Tensor | None) -> Nodes:
         return make_nodes(network(inputs, context), self.transform.choices, self.valid)

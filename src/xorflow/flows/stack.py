@@ -138,9 +138,10 @@ class Stack(nn.Module):
             layer = self.layers[index]
             own = draws if isinstance(draws, str) else draws[..., index - first, :]
             if proposal == "q":
-                q = layer.posterior_nodes(point, context)
+                p = None if layer.autoregressive_in_u else layer.generator_nodes(point, context)
+                q = layer.posterior_nodes(point, context, p)
                 u = choose(q, own, layer.transform.choices, self.dtype)
-                p = layer.generator_nodes(point, context, u)
+                p = p or layer.generator_nodes(point, context, u)
                 posterior.append(q)
             else:
                 p, u = _draw_from_generator(layer, point, own, context, self.dtype)

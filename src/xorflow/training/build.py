@@ -82,6 +82,7 @@ def build_flow(options: Options, dataset: Dataset) -> LatentFlow:
             _conditioner(options, dataset, index, order, transform),
             transform,
             _posterior(options, dataset, index, order, transform),
+            relative=options.posterior == "linear",
         )
         for index, order in enumerate(orders)
     ]
@@ -136,8 +137,9 @@ def _posterior(
         return None
     before = [] if index == 0 else ["previous" if options.variant == "chain" else "state"]
     shared = _shared(dataset, transform)
-    if options.posterior == "mlp":
-        return MLP(dataset.features, options.hidden, sees=["x", *before], **shared)
+    if options.posterior in ("mlp", "linear"):
+        hidden = options.hidden if options.posterior == "mlp" else ()
+        return MLP(dataset.features, hidden, sees=["x", *before], **shared)
     sees = dict.fromkeys(["x", *before], "up to")
     return MADE(dataset.features, options.hidden, order=order, sees=sees, **shared)
 

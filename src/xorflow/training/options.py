@@ -34,7 +34,7 @@ class Options:
         direct: connections from input to output in each MADE.
         variant: layers see the running `state`, or each the choices of the layer before, a `chain`, in one ordering.
         own: each MADE also sees the choices of its own layer that came before.
-        posterior: `none`, or a network that sees all data, `mlp`, or those up to each feature, `made`, in every layer.
+        posterior: `none`; or `mlp`, which sees all data, `made`, those up to d, or `linear`, a correction of the generator.
         transform: `shift` or `affine` (modulo K).
         base: `learned` or `fixed`.
         p0: the base's probability of category 0, the first one if learned; by default 0.9, learned 0.998.
@@ -137,7 +137,7 @@ _SEEDS = 2**40  # room for the number of an epoch beside the seed
 _CHOICES = {
     "conditioner": ("made", "coupling"),
     "variant": ("state", "chain"),
-    "posterior": ("none", "mlp", "made"),
+    "posterior": ("none", "mlp", "made", "linear"),
     "transform": ("shift", "affine"),
     "base": ("learned", "fixed"),
     "start": ("data", "random"),

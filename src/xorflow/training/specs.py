@@ -32,6 +32,7 @@ def flow_to_spec(flow: LatentFlow) -> dict[str, Any]:
                 "conditioner": _part_to_spec(layer.conditioner),
                 "transform": _part_to_spec(layer.transform),
                 "posterior": None if layer.posterior is None else _part_to_spec(layer.posterior),
+                "relative": layer.relative,
             }
             for layer in flow.layers
         ],
@@ -76,4 +77,5 @@ def _layer_from_spec(spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module
         _part_from_spec(spec["conditioner"], parts),
         _part_from_spec(spec["transform"], parts),
         None if posterior is None else _part_from_spec(posterior, parts),
+        spec.get("relative", False),
     )
