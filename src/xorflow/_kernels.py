@@ -132,6 +132,24 @@ def binarise_rows(intensities: Tensor, rows: Tensor, noise: Tensor) -> Tensor:
     return _triton.binarise_rows(intensities, rows, noise)
 
 
+def draw_rows(intensities: Tensor, rows: Tensor, seeds: Tensor, counter: Tensor, ahead: int) -> Tensor:
+    """float32 (R, D): 1 with probability v / 255 for the intensities v of the rows chosen, drawn in the same launch.
+
+    The draw is a function of a run's seed, the step, the place in the batch and the feature, by Philox4x32: it needs no state,
+    and is the same whether a step is captured or not, and whatever other runs share the launch.
+
+    Args:
+        intensities: (N, D) uint8.
+        rows: (R,) int64, the batches of all runs one after the other.
+        seeds: (K,) int64, of the runs.
+        counter: (1,) int64, a number of a step, on the device.
+        ahead: how many steps after that one.
+    """
+    from xorflow import _triton
+
+    return _triton.draw_rows(intensities.contiguous(), rows.contiguous(), seeds, counter, ahead)
+
+
 def binarise_once(intensities: Tensor, seed: int, stream: int) -> Tensor:
     """The draw of `data.binarise`, pixel for pixel, made where the intensities are."""
     from xorflow import _triton

@@ -253,6 +253,43 @@ def zero_beyond(values: Tensor, seen: Tensor) -> Tensor:
     return values
 
 
+@triton.jit(do_not_specialize=["ahead"])
+def _draw_rows(intensities, rows, seeds, counter, ahead, out, width, group, BLOCK: tl.constexpr):
+    line = tl.program_id(0).to(tl.int64)
+    quads = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + line)
+    seed = tl.load(seeds + line // group)
+    step = tl.load(counter) + ahead
+    zero = (quads * 0).to(tl.uint32)
+    place = (zero + (line % group).to(tl.uint32)).to(tl.uint32)
+    low = (zero + (step & 0xFFFFFFFF).to(tl.uint32)).to(tl.uint32)
+    high = (zero + (step >> 32).to(tl.uint32)).to(tl.uint32)
+    a, b, c, d = tl.philox(seed, quads.to(tl.uint32), place, low, high)
+    grey, drawn = intensities + row * width, out + line * width
+    _store_drawn(grey, drawn, a, quads * 4, width)
+    _store_drawn(grey, drawn, b, quads * 4 + 1, width)
+    _store_drawn(grey, drawn, c, quads * 4 + 2, width)
+    _store_drawn(grey, drawn, d, quads * 4 + 3, width)
+
+
+@triton.jit
+def _store_drawn(grey, drawn, word, cols, width):
+    inside = cols < width
+    value = tl.load(grey + cols, mask=inside, other=0).to(tl.uint64)
+    one = (value > 0) & (word.to(tl.uint64) <= value * 0x01010101)
+    tl.store(drawn + cols, one.to(tl.float32), mask=inside)
+
+
+def draw_rows(intensities: Tensor, rows: Tensor, seeds: Tensor, counter: Tensor, ahead: int) -> Tensor:
+    width, lines = intensities.shape[1], len(rows)
+    out = torch.empty(lines, width, dtype=torch.float32, device=rows.device)
+    block = 256
+    grid = (lines, triton.cdiv(triton.cdiv(width, 4), block))
+    group = lines // len(seeds)
+    _draw_rows[grid](intensities, rows, seeds, counter, ahead, out, width, group, BLOCK=block, num_warps=4)
+    return out
+
+
 @triton.jit
 def _binarise_rows(intensities, rows, noise, out, width, BLOCK: tl.constexpr):
     line = tl.program_id(0)

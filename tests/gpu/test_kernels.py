@@ -1,5 +1,6 @@
 """The Triton kernels against their plain counterparts, on random input."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -111,3 +112,47 @@ def test_a_frozen_draw_is_the_same_on_every_device(shape: tuple[int, int], seed:
         assert torch.equal(
             split.to("cuda").frozen(seed, stream).values.cpu(), split.frozen(seed, stream).values
         )
+
+
+def _philox4x32(counter: list[np.ndarray], seed: int) -> np.ndarray:
+    """Ten rounds on the counter's four words, (..., 4), in plain 64-bit integers."""
+    low = np.uint64(0xFFFFFFFF)
+    words = [word.astype(np.uint64) for word in counter]
+    keys = [np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32)]
+    for _ in range(10):
+        first, second = words[0] * np.uint64(0xD2511F53), words[2] * np.uint64(0xCD9E8D57)
+        words = [
+            (second >> np.uint64(32)) ^ words[1] ^ keys[0],
+            second & low,
+            (first >> np.uint64(32)) ^ words[3] ^ keys[1],
+            first & low,
+        ]
+        keys = [(keys[0] + np.uint64(0x9E3779B9)) & low, (keys[1] + np.uint64(0xBB67AE85)) & low]
+    return np.stack(words, -1)
+
+
+@pytest.mark.parametrize("width", [1, 21, 784, 1500])
+def test_drawn_rows_are_a_function_of_seed_step_and_place(width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    grey = torch.randint(0, 256, (30, width), dtype=torch.uint8, generator=generator)
+    rows = torch.randint(30, (3 * 5,), generator=generator)
+    seeds, counter, ahead = torch.tensor([0, 5, 2**39 + 7]), torch.tensor([2**32 + 3]), 4
+    found = _kernels.draw_rows(grey.cuda(), rows.cuda(), seeds.cuda(), counter.cuda(), ahead).cpu().numpy()
+    step, quads = int(counter) + ahead, np.arange(-(-width // 4))
+    for line, row in enumerate(rows.tolist()):
+        words = [quads, *(np.full_like(quads, n) for n in (line % 5, step & 0xFFFFFFFF, step >> 32))]
+        drawn = _philox4x32(words, int(seeds[line // 5])).reshape(-1)[:width]
+        values = grey[row].numpy().astype(np.uint64)
+        expected = (values > 0) & (drawn <= values * np.uint64(0x01010101))
+        assert np.array_equal(found[line] == 1, expected)
+
+
+def test_drawn_rows_have_the_law_of_their_intensities() -> None:
+    grey = torch.arange(256, dtype=torch.uint8).repeat(4, 1).cuda()
+    rows, seeds = (
+        torch.zeros(4096, dtype=torch.int64, device=CUDA),
+        torch.zeros(1, dtype=torch.int64, device=CUDA),
+    )
+    steps = [_kernels.draw_rows(grey, rows, seeds, torch.tensor([s], device=CUDA), 0) for s in range(16)]
+    means, p = torch.cat(steps).double().mean(0).cpu(), torch.arange(256).double() / 255
+    assert bool(((means - p).abs() <= 5 * (p * (1 - p) / (16 * 4096)).sqrt()).all())  # 5 standard errors

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from xorflow.training.devices import stream_of_thread
-from xorflow.training.engine import Feed, Work, average_weight, undone
+from xorflow.training.engine import Feed, StepNumber, Work, average_weight, undone
 from xorflow.training.step import learning_rate
 
 _WARM_UP_STEPS = 3
@@ -65,9 +65,9 @@ class CapturedEngine:
         schedule = self._schedule.index_select(1, self._ahead[:count] + self._counters[0])
         order = self._order.index_select(-1, self._places[: count * size] + self._counters[1])
         rows = order.split(size, -1)
-        feed = work.prepare(rows[0])
+        feed = work.prepare(rows[0], StepNumber(self._counters[:1], 0))
         for step in range(count):
-            following = self._prepare_beside(rows[step + 1]) if step + 1 < count else None
+            following = self._prepare_beside(rows[step + 1], step + 1) if step + 1 < count else None
             for group in work.optimiser.param_groups:
                 group["lr"] = schedule[0, step, 0]
             work.run(feed, schedule[1, step, 0])
@@ -76,14 +76,14 @@ class CapturedEngine:
                 feed = following
         self._counters.add_(self._increments, alpha=count)
 
-    def _prepare_beside(self, rows: Tensor) -> Feed:
+    def _prepare_beside(self, rows: Tensor, ahead: int) -> Feed:
         """What the next step is fed, made while this one runs.
 
         Its memory belongs to the branch, which takes it back only after it has waited for the step that used it.
         """
         self._branch.wait_stream(torch.cuda.current_stream(self._work.device))
         with torch.cuda.stream(self._branch):
-            return self._work.prepare(rows)
+            return self._work.prepare(rows, StepNumber(self._counters[:1], ahead))
 
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
         work = self._work

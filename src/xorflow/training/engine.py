@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from xorflow import _kernels
 from xorflow.data import Split
 from xorflow.estimators import Estimator
 from xorflow.flows import LatentFlow
@@ -27,11 +28,20 @@ class Feed:
     draws: Tensor | None
 
 
+@dataclass(frozen=True)
+class StepNumber:
+    """Which step noise is drawn for: one whose number is on the device, where a captured launch finds it, or one after it."""
+
+    counter: Tensor  # (1,) int64
+    ahead: int
+
+
 class Work(Protocol):
     """What an engine drives: the machinery of one run, or of several at once (`Ensemble`)."""
 
     optimiser: torch.optim.Optimizer
     options: Options
+    train: Split
     batch_size: int
     total_steps: int
     average: dict[str, Tensor] | None
@@ -49,7 +59,7 @@ class Work(Protocol):
         """(N,), or (K, N) for several runs."""
         ...
 
-    def prepare(self, rows: Tensor) -> Feed:
+    def prepare(self, rows: Tensor, step: StepNumber) -> Feed:
         """The rows (B,), or (K, B), and fresh noise."""
         ...
 
@@ -77,6 +87,7 @@ class Machinery:
     train: Split
     options: Options
     generator: torch.Generator
+    seeds: Tensor  # (1,) int64, on the device
     average: dict[str, Tensor] | None
     bound_sum: Tensor
     batch_size: int
@@ -102,10 +113,14 @@ class Machinery:
     def order_shape(self) -> tuple[int, ...]:
         return (len(self.train),)
 
-    def prepare(self, rows: Tensor) -> Feed:
-        batch = self.train.gather(rows, generator=self.generator)
+    def prepare(self, rows: Tensor, step: StepNumber) -> Feed:
+        if draws_rows_at_once(self):
+            x, context = draw_rows(self.train, rows, self.seeds, step)
+        else:
+            batch = self.train.gather(rows, generator=self.generator)
+            x, context = self.flow.encode(batch.x), batch.context
         draws = self.estimator.draw(self.flow, len(rows), self.generator)
-        return Feed(self.flow.encode(batch.x), batch.context if self.flow.context_features else None, draws)
+        return Feed(x, context if self.flow.context_features else None, draws)
 
     def run(self, feed: Feed, average_weight: float | Tensor) -> None:
         with quick_products(products_are_quick(self)):
@@ -134,6 +149,18 @@ class Machinery:
     def mutable_tensors(self) -> list[Tensor]:
         modules = [*self.step.parameters(), *self.step.buffers()]
         return [*modules, *state_tensors(self.optimiser), *(self.average or {}).values(), self.bound_sum]
+
+
+def draws_rows_at_once(work: Work) -> bool:
+    """Whether one launch gathers, binarises and encodes a batch: grey images on CUDA, and float32 networks."""
+    binary = work.flow.states.binary and work.flow.dtype == torch.float32
+    return work.train.stochastic and binary and _kernels.usable(work.train.values)
+
+
+def draw_rows(train: Split, rows: Tensor, seeds: Tensor, step: StepNumber) -> tuple[Tensor, Tensor | None]:
+    """The encoded rows of all runs, and their context."""
+    x = _kernels.draw_rows(train.values, rows, seeds, step.counter, step.ahead)
+    return x, None if train.context is None else train.context.index_select(0, rows)
 
 
 def products_are_quick(work: Work) -> bool:
@@ -186,6 +213,7 @@ class EagerEngine:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._order = torch.empty(0)
+        self._start = torch.zeros(1, dtype=torch.int64, device=work.device)
 
     def begin_epoch(self, order: Tensor, batch: int) -> None:
         """Take the order of rows, (N,) or (K, N), of a new epoch, to be entered at its `batch`-th batch."""
@@ -204,7 +232,7 @@ class EagerEngine:
                 group["lr"] = rate
         first = batch * work.batch_size
         rows = self._order[..., first : first + work.batch_size]
-        work.run(work.prepare(rows), average_weight(work.options, step))
+        work.run(work.prepare(rows, StepNumber(self._start, step)), average_weight(work.options, step))
         return 1
 
 

@@ -16,6 +16,9 @@ from xorflow.flows import LatentFlow
 from xorflow.training.engine import (
     Feed,
     Machinery,
+    StepNumber,
+    draw_rows,
+    draws_rows_at_once,
     move_average,
     products_are_quick,
     state_tensors,
@@ -56,6 +59,7 @@ class Ensemble:
         _require_alike(self.members)
         self.options, self.train = first.options, first.train
         self.batch_size, self.total_steps = first.batch_size, first.total_steps
+        self._seeds = torch.cat([m.seeds for m in self.members])
         self._names = _first_names(first.step)
         self._weights = self._stack_states()
         self._slots = {name: self._weights[self._names[name]] for name in _slots(first.step)}
@@ -89,20 +93,26 @@ class Ensemble:
     def order_shape(self) -> tuple[int, ...]:
         return (len(self.members), len(self.train))
 
-    def prepare(self, rows: Tensor) -> Feed:
+    def prepare(self, rows: Tensor, step: StepNumber) -> Feed:
         """The rows (K, B) of all runs in one gather, and the noise that each draws for itself."""
         size = rows.shape[1]
-        noise = None
-        if self.train.stochastic:
-            noise = torch.cat([self.train.draw_noise(size, g) for g in self.generators])
-        batch = self.train.gather(rows.flatten(), noise)
+        x, context = self._rows(rows, step)
         draws = [m.estimator.draw(m.flow, size, m.generator) for m in self.members]
-        context = batch.context if self.flow.context_features else None
+        context = context if self.flow.context_features else None
         return Feed(
-            x=self.flow.encode(batch.x).unflatten(0, (-1, size)),
+            x=x.unflatten(0, (-1, size)),
             context=None if context is None else context.unflatten(0, (-1, size)),
             draws=torch.stack([d for d in draws if d is not None]) if draws[0] is not None else None,
         )
+
+    def _rows(self, rows: Tensor, step: StepNumber) -> tuple[Tensor, Tensor | None]:
+        if draws_rows_at_once(self):
+            return draw_rows(self.train, rows.flatten(), self._seeds, step)
+        noise = None
+        if self.train.stochastic:
+            noise = torch.cat([self.train.draw_noise(rows.shape[1], g) for g in self.generators])
+        batch = self.train.gather(rows.flatten(), noise)
+        return self.flow.encode(batch.x), batch.context
 
     def run(self, feed: Feed, average_weight: float | Tensor) -> None:
         """One step of every run."""
@@ -208,9 +218,10 @@ class Ensemble:
     def _rehearse(self) -> None:
         """Compute one gradient, to find out whether all of its operations can be stacked; it leaves no trace."""
         rows = torch.zeros(len(self.members), self.batch_size, dtype=torch.int64, device=self.device)
+        first = StepNumber(torch.zeros(1, dtype=torch.int64, device=self.device), 0)
         with undone(self):
             try:
-                self._backward(self._losses(self.prepare(rows))["loss"])
+                self._backward(self._losses(self.prepare(rows, first))["loss"])
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, NotImplementedError) as error:

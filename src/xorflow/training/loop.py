@@ -113,6 +113,7 @@ class Trainer:
             train=self.dataset.train,
             options=options,
             generator=self.generator,
+            seeds=torch.tensor([options.seed], device=self.device),
             average=self.average,
             bound_sum=self._bound_sum,
             batch_size=self.batch_size,
