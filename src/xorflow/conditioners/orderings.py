@@ -13,16 +13,19 @@ from xorflow.errors import ModelError
 Order = str | Sequence[int]
 
 
-def resolve_order(order: Order, features: int) -> tuple[int, ...]:
+def resolve_order(order: Order, features: int, shape: Sequence[int] | None = None) -> tuple[int, ...]:
     """The features in the order in which they are visited.
 
-    `"natural"`, `"reversed"`, `"random"` (seed 0), `"random:SEED"`, or the permutation itself.
+    `"natural"`, `"reversed"`, `"random"` (seed 0), `"random:SEED"`, or the permutation itself; of an image, whose `shape` is
+    given, also `"columns"` (column by column) and `"columns-reversed"`.
 
     >>> resolve_order("reversed", 3)
     (2, 1, 0)
+    >>> resolve_order("columns", 6, shape=(2, 3))
+    (0, 3, 1, 4, 2, 5)
     """
     if isinstance(order, str):
-        return _named_order(order, features)
+        return _named_order(order, features, shape)
     visited = tuple(int(d) for d in order)
     if sorted(visited) != list(range(features)):
         raise ModelError(
@@ -31,16 +34,29 @@ def resolve_order(order: Order, features: int) -> tuple[int, ...]:
     return visited
 
 
-def _named_order(order: str, features: int) -> tuple[int, ...]:
+def _named_order(order: str, features: int, shape: Sequence[int] | None) -> tuple[int, ...]:
     if order == "natural":
         return tuple(range(features))
     if order == "reversed":
         return tuple(reversed(range(features)))
+    if order in ("columns", "columns-reversed"):
+        rows, columns = image_shape(shape, features, f"the ordering {order!r}")
+        visited = [row * columns + column for column in range(columns) for row in range(rows)]
+        return tuple(visited if order == "columns" else reversed(visited))
     if (seed := _random_seed(order)) is not None:
         return tuple(int(d) for d in _random_keys(seed, features).argsort(kind="stable"))
     raise ModelError(
-        f"an ordering is 'natural', 'reversed', 'random', 'random:SEED' or a permutation, and got {order!r}"
+        "an ordering is 'natural', 'reversed', 'random', 'random:SEED', for images 'columns' or 'columns-reversed', or a "
+        f"permutation, and got {order!r}"
     )
+
+
+def image_shape(shape: Sequence[int] | None, features: int, what: str) -> tuple[int, int]:
+    """Rows and columns of an image of that many features; `what` needs them."""
+    if shape is None or len(shape) != 2 or shape[0] * shape[1] != features:
+        came = None if shape is None else tuple(shape)
+        raise ModelError(f"{what} needs the two-dimensional shape of {features} features, and got shape={came}")
+    return int(shape[0]), int(shape[1])
 
 
 def ranks(order: Sequence[int]) -> Tensor:
@@ -84,11 +100,8 @@ def _named_mask(mask: str, features: int, shape: Sequence[int] | None) -> Tensor
     if mask == "alternate":
         return index % 2 == 1
     if mask == "checkerboard":
-        if shape is None or len(shape) != 2 or shape[0] * shape[1] != features:
-            raise ModelError(
-                f"a checkerboard mask needs the two-dimensional shape of {features} features, and got shape={shape}"
-            )
-        return (index // shape[1] + index % shape[1]) % 2 == 0
+        _, columns = image_shape(shape, features, "a checkerboard mask")
+        return (index // columns + index % columns) % 2 == 0
     if (seed := _random_seed(mask)) is not None:
         place = torch.from_numpy(_random_keys(seed, features).argsort(kind="stable").argsort())
         return place < features // 2
