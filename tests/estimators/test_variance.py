@@ -8,7 +8,16 @@ import zoo
 from enumeration import all_states
 from xorflow import LatentFlow, Layer
 from xorflow.conditioners import Conditioner, Source
-from xorflow.estimators import Baseline, SpecialCase, StraightThrough
+from xorflow.estimators import (
+    ARMS,
+    Baseline,
+    DisARM,
+    DoubleControl,
+    Estimator,
+    LeaveOneOut,
+    SpecialCase,
+    StraightThrough,
+)
 
 FEATURES = 3
 
@@ -72,7 +81,7 @@ def in_logits(estimator, flow: LatentFlow, x: Tensor, draws: Tensor | None) -> T
     return found
 
 
-def moments(estimator: SpecialCase, flow: LatentFlow, x: Tensor) -> tuple[Tensor, Tensor]:
+def moments(estimator: Estimator, flow: LatentFlow, x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of the gradient in the logits of one x, (D,), over all tuples of samples."""
     samples = estimator.noise_shape(flow)[0]
     u = all_states((2,) * FEATURES)
@@ -121,6 +130,37 @@ def test_the_variance_of_each_baseline(flow, name):
         mean, variance = moments(SpecialCase(baseline=baseline), flow, x)
         torch.testing.assert_close(mean, f * (1 - f) * (high - low), rtol=0, atol=1e-12)
         torch.testing.assert_close(variance, formula(f, low, high), rtol=0, atol=1e-12)
+
+
+def test_the_variance_of_two_samples_and_of_antithetic_pairs(flow):
+    """Leave-one-out over all pairs; DisARM over the three intervals of each uniform."""
+    for x in all_states((2,) * FEATURES):
+        f, low, high = known(flow, x)
+        v, m, squared = f * (1 - f), least(f), (high - low).square()
+        mean, variance = moments(LeaveOneOut(2), flow, x)
+        torch.testing.assert_close(mean, v * (high - low), rtol=0, atol=1e-12)
+        torch.testing.assert_close(variance, v * (1 - 2 * v) / 2 * squared, rtol=0, atol=1e-12)
+        # an interval at either end, as long as the rarer value is probable, where the arms differ; between, they agree
+        lengths = torch.stack((m, 1 - 2 * m, m))
+        middles = torch.stack((m / 2, torch.full_like(m, 0.5), 1 - m / 2)).detach()
+        each = in_logits(DisARM(), flow, x.expand(3, -1), middles[None, :, None])
+        mean = (lengths * each).sum(0)
+        torch.testing.assert_close(mean, v * (high - low), rtol=0, atol=1e-12)
+        variance = (lengths * (each - mean).square()).sum(0)
+        torch.testing.assert_close(variance, m * (1 - m) ** 2 * (1 - 2 * m) / 2 * squared, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+def test_antithetic_choices_vary_less_than_independent_ones(flow, samples):
+    """100,000 draws each; two samples as in the closed forms, and four."""
+    x = torch.tensor([1, 0, 1])
+    spread = []
+    for estimator in (ARMS(samples), LeaveOneOut(samples), DoubleControl(samples)):
+        draws = estimator.draw(flow, 100_000, torch.Generator().manual_seed(0))
+        spread.append(in_logits(estimator, flow, x.expand(100_000, -1), draws).var(0))
+    arms, independent, linear = spread
+    assert bool((arms < 0.9 * independent).all())
+    assert float(linear.max()) < 1e-24  # rewards are linear in the choices
 
 
 def test_the_best_constant_leaves_no_variance_sample_by_sample(flow):

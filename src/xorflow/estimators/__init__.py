@@ -1,5 +1,7 @@
 """Objectives and estimates of their gradients; any of them trains any flow that it is defined for."""
 
+from xorflow.estimators.analytic import Analytic
+from xorflow.estimators.arms import ARMS
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.baselines import (
     Baseline,
@@ -9,24 +11,45 @@ from xorflow.estimators.baselines import (
     SampledCritic,
     Standardiser,
 )
+from xorflow.estimators.concrete import Concrete, StraightThroughGumbel
+from xorflow.estimators.disarm import DisARM
+from xorflow.estimators.double_control import DoubleControl
 from xorflow.estimators.full_posterior import FullPosterior
+from xorflow.estimators.leave_one_out import LeaveOneOut
+from xorflow.estimators.local_expectation import LocalExpectation
 from xorflow.estimators.marginal import Marginal
+from xorflow.estimators.multi_sample import MultiSample
 from xorflow.estimators.proposal import ProposalPrefix
+from xorflow.estimators.rebar import Rebar
+from xorflow.estimators.reinmax import ReinMax
+from xorflow.estimators.relax import Relax
 from xorflow.estimators.special_case import SpecialCase
 from xorflow.estimators.straight_through import StraightThrough
 
 __all__ = [
+    "ARMS",
+    "Analytic",
     "Baseline",
+    "Concrete",
+    "DisARM",
+    "DoubleControl",
     "Estimator",
     "FullPosterior",
     "GreedyCritic",
+    "LeaveOneOut",
+    "LocalExpectation",
     "Loss",
     "Marginal",
+    "MultiSample",
     "NoBaseline",
     "ProposalPrefix",
+    "Rebar",
+    "ReinMax",
+    "Relax",
     "RunningMean",
     "SampledCritic",
     "SpecialCase",
     "Standardiser",
     "StraightThrough",
+    "StraightThroughGumbel",
 ]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from xorflow.data import Batch
-from xorflow.flows import LatentFlow
+from xorflow.errors import ModelError
+from xorflow.flows import LatentFlow, Mixture
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ class Estimator(nn.Module, ABC):
     pass.
     """
 
+    trains_mixtures: ClassVar[bool] = False
+    """Whether a `Mixture`, which has a likelihood but no one pass from data to base, may stand in for a flow."""
+
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, as JSON."""
         return {}
@@ -47,6 +51,17 @@ class Estimator(nn.Module, ABC):
         """(S, L', D) uniforms for one example, or None for an estimator that draws nothing."""
         del flow
         return None
+
+    def admit(self, flow: LatentFlow | Mixture) -> LatentFlow:
+        """The flow, or the mixture in its place, if this estimator can train it; `ModelError`, with the reason, if not."""
+        if isinstance(flow, Mixture) and not self.trains_mixtures:
+            raise ModelError(
+                f"{type(self).__name__} trains single flows, and this is a mixture; train that by its exact likelihood, with "
+                "Marginal (the estimator marginal)"
+            )
+        admitted = cast(LatentFlow, flow)  # all that such an estimator asks of a flow, a mixture answers
+        self.check(admitted)
+        return admitted
 
     def check(self, flow: LatentFlow) -> None:
         """Raise `ModelError`, with the reason, for a flow that this estimator is not defined for."""
@@ -86,7 +101,7 @@ class Estimator(nn.Module, ABC):
 
     def forward(
         self,
-        flow: LatentFlow,
+        flow: LatentFlow | Mixture,
         x: Batch | Tensor,
         context: Tensor | None = None,
         *,
@@ -102,7 +117,7 @@ class Estimator(nn.Module, ABC):
             draws: the noise; uniforms, or (as integers) the choices themselves. Drawn anew if not given.
             generator: where fresh noise comes from.
         """
-        self.check(flow)
+        flow = self.admit(flow)
         self.prepare(flow)
         if isinstance(x, Batch):
             # labels that come along with the data are left out if the flow sees none, as in evaluation

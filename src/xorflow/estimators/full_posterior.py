@@ -13,6 +13,7 @@ from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.baselines import Baseline, Signal, Situation, Standardise
 from xorflow.estimators.influence import FeatureSum, Influence, structure, weighted_score
+from xorflow.estimators.terms import Terms
 from xorflow.flows import LatentFlow, Layer, Nodes
 from xorflow.flows.stack import GREEDY, Draws
 
@@ -180,22 +181,27 @@ class FullPosterior(Estimator):
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         main = None if draws is None else draws[:1]
-        found = self._pass(flow, x, context, main)
+        found = self.terms(flow, x, context, main)
 
         def signal_of(other: Draws) -> Tensor:
             with torch.no_grad():
-                return _signal(self._pass(flow, x, context, other))
+                return self.terms(flow, x, context, other).signal
 
         another = draws[-1:] if draws is not None and self.signal.baseline.draws_another else None
-        signal = _signal(found)
-        situation = Situation(flow, x, context, (signal.shape[-2], signal.shape[-1]), signal_of, another)
-        centred, deviation, stats = self.signal(signal, situation)
-        score = weighted_score(self.sums, centred / deviation, found.log_q)
-        direct = sum((part.sum(-1) for part in found.divergence), start=found.rewards.sum(-1))
-        bound = direct.detach().mean()
+        shape = (found.signal.shape[-2], found.signal.shape[-1])
+        situation = Situation(flow, x, context, shape, signal_of, another)
+        centred, deviation, stats = self.signal(found.signal, situation)
+        score = weighted_score(self.sums, centred / deviation, found.log_prob)
+        direct = found.direct
         if self.signal.standardiser.kind == "one":
             direct = direct / deviation  # one number for the whole objective: its direction is kept
-        return Loss(surrogate=-(score + direct).mean(), bound=bound, stats=stats)
+        return Loss(surrogate=-(score + direct).mean(), bound=found.value.mean(), stats=stats)
+
+    def terms(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Draws | None) -> Terms:
+        """The objective of draws (S, B, L', D), for whoever weighs the scores, by `sums`, in another way."""
+        found = self._pass(flow, x, context, draws)
+        direct = sum((part.sum(-1) for part in found.divergence), start=found.rewards.sum(-1))
+        return Terms(direct.detach(), direct, _signal(found), found.log_q)
 
     def _pass(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Draws | None) -> _Pass:
         stop = self._sampled_layers(flow)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
-from xorflow.flows import LatentFlow
+from xorflow.estimators.terms import centred
+from xorflow.flows import LatentFlow, Mixture
 
 
 class Marginal(Estimator):
@@ -24,7 +25,7 @@ class Marginal(Estimator):
 
     unbiased for the gradient of the bound; with S = 1 there is no baseline.
 
-    Cost: 1 pass at depth 1; 1 + S (L - 1) at depth L.
+    Cost: 1 pass at depth 1; 1 + S (L - 1) at depth L. Of a `Mixture` of M flows of depth 1: exact, M passes.
 
     Args:
         samples: S, for depth 2 and more.
@@ -36,6 +37,8 @@ class Marginal(Estimator):
     >>> bool((loss.bound - flow().log_prob(x)).abs() < 1e-5)
     True
     """
+
+    trains_mixtures: ClassVar[bool] = True
 
     def __init__(self, samples: int = 4) -> None:
         super().__init__()
@@ -50,6 +53,8 @@ class Marginal(Estimator):
         return None if flow.depth == 1 else (self.samples, flow.depth - 1, flow.features)
 
     def check(self, flow: LatentFlow) -> None:
+        if isinstance(flow, Mixture):
+            flow.check_trainable()
         if not flow.last_layer_summable:
             raise ModelError(
                 "the marginal sums the last layer out, which must not see its own u; use a score function"
@@ -63,11 +68,5 @@ class Marginal(Estimator):
         trace = flow.run(x, draws=draws, context=context, stop=flow.depth - 1)
         log_m = flow.log_marginal_total(trace.end, context)  # (S, B)
         score = trace.log_p().sum((-1, -2))  # (S, B)
-        signal = _centred(log_m.detach())
+        signal = centred(log_m.detach())
         return Loss(surrogate=-(log_m + signal * score).mean(), bound=log_m.detach().mean())
-
-
-def _centred(values: Tensor) -> Tensor:
-    """Each sample's value less the mean of the others, along the first dimension."""
-    samples = len(values)
-    return values if samples == 1 else (values - values.mean(0)) * (samples / (samples - 1))

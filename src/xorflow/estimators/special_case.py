@@ -14,6 +14,7 @@ from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.baselines import Baseline, Signal, Situation, Standardise
 from xorflow.estimators.entropy import EntropyBonus
 from xorflow.estimators.influence import FeatureSum, Influence, structure, weighted_score
+from xorflow.estimators.terms import Terms
 from xorflow.flows import LatentFlow
 from xorflow.flows.stack import GREEDY, Draws
 
@@ -173,31 +174,37 @@ class SpecialCase(Estimator):
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         main = None if draws is None else draws[:1]
-        found = self._pass(flow, x, context, main)
+        found = self.terms(flow, x, context, main)
 
         def signal_of(other: Draws) -> Tensor:
             with torch.no_grad():
-                return self._signal(self._pass(flow, x, context, other))
+                return self.terms(flow, x, context, other).signal
 
         another = draws[-1:] if draws is not None and self.signal.baseline.draws_another else None
-        signal = self._signal(found)
-        situation = Situation(flow, x, context, (signal.shape[-2], signal.shape[-1]), signal_of, another)
-        centred, deviation, stats = self.signal(signal, situation)
-        value = found.rewards.sum(-1)
-        # the rewards' own gradient is a learned base's and, where the last layer is summed out, that layer's
-        direct = value + sum((part.sum(-1) for part in found.bonus), start=torch.zeros_like(value))
+        shape = (found.signal.shape[-2], found.signal.shape[-1])
+        situation = Situation(flow, x, context, shape, signal_of, another)
+        centred, deviation, stats = self.signal(found.signal, situation)
+        direct = found.direct
         if self.signal.standardiser.kind == "one":
             direct = direct / deviation  # one number for the whole objective: its direction is kept
         if self.two_samples:
             assert draws is not None
-            second = self._pass(flow, x, context, draws[1:2])
-            rest, _, _ = self.signal(self._signal(second), situation)
+            second = self.terms(flow, x, context, draws[1:2])
+            rest, _, _ = self.signal(second.signal, situation)
             rewards = (centred / deviation)[..., :1, :]  # for every layer's choice at the same feature
-            score = (rewards * found.log_p).sum((-1, -2))
-            score = score + weighted_score(self.sums, rest / deviation, second.log_p)
+            score = (rewards * found.log_prob).sum((-1, -2))
+            score = score + weighted_score(self.sums, rest / deviation, second.log_prob)
         else:
-            score = weighted_score(self.sums, centred / deviation, found.log_p)
-        return Loss(surrogate=-(score + direct).mean(), bound=value.detach().mean(), stats=stats)
+            score = weighted_score(self.sums, centred / deviation, found.log_prob)
+        return Loss(surrogate=-(score + direct).mean(), bound=found.value.mean(), stats=stats)
+
+    def terms(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Draws | None) -> Terms:
+        """The objective of draws (S, B, L', D), for whoever weighs the scores, by `sums`, in another way."""
+        found = self._pass(flow, x, context, draws)
+        value = found.rewards.sum(-1)
+        # the rewards' own gradient is a learned base's and, where the last layer is summed out, that layer's
+        direct = value + sum((part.sum(-1) for part in found.bonus), start=torch.zeros_like(value))
+        return Terms(value.detach(), direct, self._signal(found), found.log_p)
 
     def _pass(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Draws | None) -> _Pass:
         stop = self._sampled_layers(flow)

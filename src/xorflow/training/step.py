@@ -6,9 +6,13 @@ import math
 
 from torch import Tensor, nn
 
+from xorflow.errors import ConfigError
 from xorflow.estimators import Estimator
-from xorflow.flows import LatentFlow
+from xorflow.flows import LatentFlow, Mixture
 from xorflow.training.options import Options
+
+Trainable = LatentFlow | Mixture
+"""What a run trains."""
 
 
 class Step(nn.Module):
@@ -19,10 +23,24 @@ class Step(nn.Module):
         self.flow = flow
         self.estimator = estimator
 
-    def forward(self, x: Tensor, context: Tensor | None, draws: Tensor | None) -> dict[str, Tensor]:
+    def forward(
+        self, x: Tensor, context: Tensor | None, draws: Tensor | None, share: float = 1.0
+    ) -> dict[str, Tensor]:
+        """Means over rows, times `share`, that of these rows among those of the step."""
         loss = self.estimator.loss(self.flow, x, context, draws)
-        total = loss.surrogate if loss.control is None else loss.surrogate + loss.control
-        return {"loss": total, "bound": loss.bound, **{f"stats.{k}": v for k, v in loss.stats.items()}}
+        total = loss.surrogate
+        if loss.control is not None:
+            self._require_parameters()
+            total = total + loss.control
+        found = {"loss": total, "bound": loss.bound, **{f"stats.{k}": v for k, v in loss.stats.items()}}
+        return found if share == 1 else {name: value * share for name, value in found.items()}
+
+    def _require_parameters(self) -> None:
+        if next(self.estimator.parameters(), None) is None:
+            raise ConfigError(
+                f"the second loss of {type(self.estimator).__name__} trains a control variate that has no parameters; make "
+                "them in prepare(), or return a Loss without control"
+            )
 
 
 def learning_rate(options: Options, step: int, total: int) -> float:

@@ -1,0 +1,88 @@
+"""What estimators that go through a flow layer by layer share: steps, ends, sums of rewards, and reasons to refuse."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from xorflow.errors import ModelError
+from xorflow.estimators.influence import FeatureSum, Influence
+from xorflow.flows import BinaryNodes, LatentFlow, Layer, Nodes, Point
+from xorflow.flows.nodes import make_nodes
+
+
+def after(flow: LatentFlow, point: Point, u: Tensor) -> Point:
+    """The point behind the next layer, where it takes the choice u (encoded, hard or relaxed)."""
+    state = flow.layers[point.layer].transform.relaxed_to_base(point.state, u)
+    return Point(point.x, state, u, point.layer + 1)
+
+
+def end_rewards(flow: LatentFlow, point: Point, context: Tensor | None) -> Tensor:
+    """The log base probabilities (..., D) at the end of a pass, or expected of the last layer if the pass ends before it."""
+    if point.layer == flow.depth:
+        return flow.base.log_prob(point.state)
+    nodes, outcomes = flow.last_nodes(point, context)
+    return nodes.expectation(outcomes)
+
+
+def descendant_sums(flow: LatentFlow, layers: int) -> nn.ModuleList:
+    """For each of the first layers: from rewards (..., D) to the sums of those that each choice of the layer can change."""
+    influence = Influence(flow, "p")
+    sums = nn.ModuleList(FeatureSum(influence.rewards(layer)) for layer in range(layers))
+    return sums.to(flow.device)
+
+
+def pushed(mean: Tensor, direction: Tensor, nodes: Nodes) -> Tensor:
+    r"""How probabilities `mean` move with their logits in a direction: :math:`\mathrm{diag}(\pi) v - \pi \pi^\top v`."""
+    if isinstance(nodes, BinaryNodes):
+        return mean * (1 - mean) * direction
+    return mean * (direction - (mean * direction).sum(-1, keepdim=True))
+
+
+def frozen_nodes(layer: Layer, point: Point, context: Tensor | None) -> Nodes:
+    """The generator's nodes, through which a gradient reaches what the network sees, but not its weights."""
+    network = layer.conditioner
+    weights = {
+        f"{place}.{name}" if place else name: parameter.detach()
+        for place, module in network.named_modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+    logits = functional_call(network, weights, (point.inputs(None), context), tie_weights=False)
+    return make_nodes(logits, layer.transform.choices, layer.valid)
+
+
+def frozen_rewards(flow: LatentFlow, state: Tensor) -> Tensor:
+    """`flow.base.log_prob` without a gradient for the base."""
+    table = flow.base.log_table().detach()
+    if flow.states.binary:
+        return state * table[:, 1] + (1 - state) * table[:, 0]
+    return (state * table).sum(-1)
+
+
+def require_summable(flow: LatentFlow) -> None:
+    if not flow.last_layer_summable:
+        raise ModelError("sum_last sums the last layer out, which must not see its own u; leave it out")
+
+
+def require_binary(flow: LatentFlow, name: str) -> None:
+    for index, layer in enumerate(flow.layers):
+        if not layer.transform.choices.binary:
+            widest = layer.transform.choices.width
+            raise ModelError(
+                f"{name} is for choices between two values, and layer {index + 1} has features with {widest}; "
+                "use leave-one-out, double-cv or multi-sample"
+            )
+
+
+def require_no_own(flow: LatentFlow, name: str, why: str) -> None:
+    for index, layer in enumerate(flow.layers):
+        if layer.autoregressive_in_u:
+            raise ModelError(
+                f"{name} {why}, and layer {index + 1} sees its own u; use leave-one-out or the special case"
+            )
+
+
+def logit_of(uniforms: Tensor) -> Tensor:
+    """log v - log(1 - v), finite for the zeros that a generator may give."""
+    return torch.logit(uniforms, eps=torch.finfo(uniforms.dtype).eps)

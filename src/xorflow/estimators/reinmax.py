@@ -1,0 +1,73 @@
+"""Straight-through gradients of second order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xorflow.estimators.base import Estimator, Loss
+from xorflow.estimators.concrete import checked_temperature, walk
+from xorflow.estimators.hierarchy import pushed, require_no_own
+from xorflow.flows import BinaryNodes, LatentFlow, Nodes
+from xorflow.flows.stack import choose as choose_by
+
+
+class ReinMax(Estimator):
+    r"""Hard choices forward; backward, Heun's rule between a sample and its probabilities.
+
+    .. math:: \nabla u = 2\, J\big(\tfrac12(h + \pi_\tau)\big) \nabla \phi - \tfrac12 J(\pi) \nabla \phi, \qquad
+              J(\pi) = \mathrm{diag}(\pi) - \pi \pi^\top, \qquad
+              S = \log p_Y\big(x \ominus u^{(1)} \ominus \dots \ominus u^{(L)}\big),
+
+    with h ~ p the hard choice, :math:`\pi` its probabilities and :math:`\pi_\tau` those at temperature :math:`\tau`.
+
+    With :math:`\tau = 1` the gradient of a reward that is quadratic in a choice is estimated without bias: at depth 1, where
+    rewards are linear, and in the last layer, it is unbiased for the gradient of the special-case bound L. In layers before
+    the last, whose choices the later networks see, it is biased, of second order; and with :math:`\tau \ne 1` everywhere. The
+    value is the bound of the sample; a learned base gets the gradient of the rewards.
+
+    Cost: L passes. Liu et al. (2023).
+
+    Args:
+        tau: the temperature.
+
+    >>> import torch, xorflow as xf
+    >>> _ = torch.manual_seed(0)
+    >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
+    >>> ReinMax()(flow, torch.tensor([[0, 1, 1, 0]])).surrogate.backward()
+    """
+
+    def __init__(self, tau: float = 1.0) -> None:
+        super().__init__()
+        self.tau = checked_temperature(tau)
+
+    def config(self) -> dict[str, Any]:
+        return {"tau": self.tau}
+
+    def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int]:
+        return 1, flow.depth, flow.features
+
+    def check(self, flow: LatentFlow) -> None:
+        require_no_own(flow, "reinmax", "takes gradients through all choices of a layer at once")
+
+    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+        assert draws is not None
+
+        def choose(nodes: Nodes, layer: int) -> Tensor:
+            choices = flow.layers[layer].transform.choices
+            hard = choose_by(nodes, draws[0, ..., layer, :], choices, flow.dtype)
+            moved = nodes.logits - nodes.logits.detach()  # zero, but for its gradient
+            mean = nodes.mean.detach()
+            between = (hard + self._at_temperature(nodes)) / 2
+            return hard + (2 * pushed(between, moved, nodes) - pushed(mean, moved, nodes) / 2)
+
+        value = flow.base.log_prob(walk(flow, x, context, choose).state).sum(-1)
+        return Loss(surrogate=-value.mean(), bound=value.detach().mean())
+
+    def _at_temperature(self, nodes: Nodes) -> Tensor:
+        logits = nodes.logits.detach() / self.tau
+        if isinstance(nodes, BinaryNodes):
+            return torch.sigmoid(logits)
+        return torch.softmax(logits.masked_fill(~nodes.valid, -torch.inf), -1)

@@ -1,0 +1,104 @@
+"""Transformers and recurrent networks on a CUDA device: captured steps, dropout inside of them, samples, rounded products."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import xorflow as xf
+from xorflow.flows import SampleNoise
+from xorflow.training import Options, Trainer, start_from_data
+from xorflow.training.build import build_data, build_estimator, build_flow
+from xorflow.training.captured import CapturedEngine
+from xorflow.training.devices import default_generator
+from xorflow.training.engine import EagerEngine, choose_engine
+
+CUDA = torch.device("cuda", 0)
+SMALL = {
+    "width": 32,
+    "blocks": 2,
+    "heads": 4,
+    "dropout": 0.0,
+    "batch_size": 40,
+    "validation": 54_000,
+    "device": "cuda",
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "transformer": {"conditioner": "transformer"},
+    "transformer, bf16": {"conditioner": "transformer", "precision": "bf16-mixed"},
+    "transformer, labels": {"conditioner": "transformer", "label": True, "clip": 1.0, "average": 0.9},
+    "transformer in parts": {"conditioner": "transformer", "accumulate": 3},
+    "mixture": {"conditioner": "transformer", "mixture": "2", "blocks": 1},
+    "recurrent": {"conditioner": "recurrent"},
+    "recurrent, lstm, bf16": {"conditioner": "recurrent", "cell": "lstm", "precision": "bf16-mixed"},
+}
+
+
+def _trainer(**options: Any) -> Trainer:
+    chosen = Options().replace(**(SMALL | options))
+    dataset = build_data(chosen)
+    torch.manual_seed(0)
+    flow = build_flow(chosen, dataset)
+    start_from_data(flow, dataset.train)
+    return Trainer(flow, build_estimator(chosen.estimator), dataset, chosen)
+
+
+def _advance(trainer: Trainer, engine: EagerEngine | CapturedEngine, steps: int) -> float:
+    """The mean of the bound over the first steps."""
+    engine.begin_epoch(trainer.row_order(0), 0)
+    made = 0
+    while made < steps:
+        made += engine.advance(made, made, steps - made)
+    return float(trainer._bound_sum) / steps
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_steps_are_the_eager_ones(kind: str) -> None:
+    """To rounding: some fused kernels add up gradients in an order that changes."""
+    eager, captured = _trainer(**KINDS[kind]), _trainer(**KINDS[kind])
+    engine, reason = choose_engine(captured.machinery, 0)
+    assert isinstance(engine, CapturedEngine), reason
+    expected = _advance(eager, EagerEngine(eager.machinery), 11)
+    assert _advance(captured, engine, 11) == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize("conditioner", ["transformer", "recurrent"])
+def test_dropout_in_a_captured_step_follows_the_generator(conditioner: str) -> None:
+    def bound(seed: int) -> float:
+        trainer = _trainer(conditioner=conditioner, dropout=0.5)
+        engine = CapturedEngine(trainer.machinery, 0)
+        default_generator(CUDA).manual_seed(seed)
+        return _advance(trainer, engine, 1)
+
+    first, again, other = bound(1), bound(1), bound(2)
+    assert again == pytest.approx(first, rel=1e-6)
+    assert abs(other - first) > 1e-5 * abs(first)
+
+
+@pytest.mark.parametrize("conditioner", ["transformer", "recurrent"])
+def test_cached_samples_are_those_of_whole_passes(conditioner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = _trainer(conditioner=conditioner, precision="64-true").flow.double().eval()
+    noise = SampleNoise.draw(flow, torch.Size([8]), torch.Generator(CUDA).manual_seed(0))
+    found = flow.sample_with(noise)
+    monkeypatch.setattr(type(flow.layers[0].conditioner), "incremental", lambda *_: None)
+    assert torch.equal(flow.sample_with(noise), found)
+
+
+def test_a_hundred_samples_of_the_large_transformer_take_seconds() -> None:
+    flow = _trainer(conditioner="transformer", width=256, blocks=8, heads=8).flow.eval()
+    flow().sample((2,))
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    assert flow().sample((100,)).shape == (100, 784)
+    torch.cuda.synchronize()
+    assert time.perf_counter() - began < 10
+
+
+def test_rounded_products_hardly_change_a_likelihood() -> None:
+    trainer = _trainer(conditioner="transformer", width=64)
+    _advance(trainer, EagerEngine(trainer.machinery), 20)
+    x = xf.data.mnist().test.values[:200].to(CUDA)
+    exact = xf.evaluate.exact(trainer.flow, x)
+    rounded = xf.evaluate.exact(trainer.flow, x, autocast=torch.bfloat16)
+    assert rounded.nll == pytest.approx(exact.nll, abs=0.1)

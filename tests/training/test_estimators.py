@@ -1,0 +1,174 @@
+"""Every estimator in training: own parameters, checkpoints, several runs as one, and what is refused."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tiny_runs import tiny_options
+from xorflow.errors import ConfigError, ModelError
+from xorflow.estimators import DoubleControl, Estimator, Loss, Rebar, Relax
+from xorflow.training import Options, Trainer, build_data, build_estimator, build_flow, train_run
+from xorflow.training.build import ESTIMATORS
+from xorflow.training.lockstep import train_together
+from xorflow.training.step import Step
+
+DRAWING = [
+    "leave-one-out:samples=2", "leave-one-out:samples=2,proposal=q", "multi-sample:samples=2,sum_last=true",
+    "multi-sample:samples=3,proposal=q", "disarm", "arms:samples=3,common=true", "rebar", "relax:hidden=2",
+    "double-cv:samples=2", "concrete", "st-gumbel", "reinmax", "local-expectation", "special-case:baseline=none",
+    "full-posterior:baseline=none", "marginal:samples=2", "straight-through",
+]  # fmt: skip
+OWN = {"rebar": Rebar, "relax": Relax, "double-cv:samples=2": DoubleControl}
+
+
+@pytest.fixture
+def bits(tmp_path: Path) -> Path:
+    """Rows of five bits, of which the second copies the first and the fourth is mostly off."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 2, (256, 5), dtype=np.uint8)
+    x[:, 1] = x[:, 0]
+    x[:, 3] &= rng.integers(0, 2, 256, dtype=np.uint8)
+    np.save(tmp_path / "bits.npy", x)
+    return tmp_path / "bits.npy"
+
+
+def trainers(path: Path, estimator: str, seeds: int, **changes: Any) -> list[Trainer]:
+    options = tiny_options(path, estimator=estimator, order="alternating", posterior="mlp", **changes)
+    data, found = build_data(options), []
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        flow = build_flow(options, data)
+        found.append(Trainer(flow, build_estimator(estimator), data, options.replace(seed=seed)))
+    return found
+
+
+def trainer(path: Path, estimator: str, **changes: Any) -> Trainer:
+    return trainers(path, estimator, 1, **changes)[0]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("estimator", [*DRAWING, "analytic", "analytic:objective=elbo"])
+def test_every_estimator_trains(bits: Path, estimator: str, layers: int) -> None:
+    """Fifteen passes over the data take the bound up, from the first epoch to the last."""
+    if layers > 1 and estimator.startswith("analytic"):
+        with pytest.raises(ModelError, match="needs one layer"):
+            trainer(bits, estimator, layers=layers)
+        return
+    run = trainer(bits, estimator, layers=layers, epochs=15, lr=0.02)
+    records: list[dict[str, Any]] = []
+    run.observer = type("Watch", (), {"on_start": lambda *_: None, "on_step": lambda *_: None})()
+    run.observer.on_epoch = records.append  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+    run.train()
+    assert records[-1]["train_nll"] < records[0]["train_nll"] - 0.1
+
+
+@pytest.mark.parametrize("estimator", OWN)
+def test_own_parameters_are_trained_and_lessen_the_second_loss(bits: Path, estimator: str) -> None:
+    """The flow held still, each parameter moves, and the mean square of the gradient on fresh noise falls."""
+    run = trainer(bits, estimator, layers=2, epochs=20, lr=0.1)
+    own = run.estimator
+    assert isinstance(own, tuple(OWN.values()))
+    for parameter in run.flow.parameters():
+        parameter.requires_grad_(False)
+    with torch.no_grad():  # far from where they should be
+        getattr(own, "alpha", getattr(own, "eta", None)).fill_(3.0)
+    before = {name: p.detach().clone() for name, p in own.named_parameters()}
+    values = [mean_control(run)]
+    run.train()
+    values.append(mean_control(run))
+    assert values[1] < 0.7 * values[0]
+    assert all(not torch.equal(p, before[name]) for name, p in own.named_parameters())
+    grouped = {id(p) for group in run.optimiser.param_groups for p in group["params"]}
+    assert {id(p) for p in own.parameters()} <= grouped
+
+
+def mean_control(run: Trainer) -> float:
+    x = run.dataset.train.gather(torch.arange(128)).x
+    generator = torch.Generator().manual_seed(7)
+    found = [run.estimator(run.flow, x, generator=generator).control for _ in range(20)]
+    return float(torch.stack([value.detach() for value in found if value is not None]).mean())
+
+
+@pytest.mark.parametrize("estimator", OWN)
+def test_own_parameters_are_in_a_checkpoint(bits: Path, tmp_path: Path, estimator: str) -> None:
+    options = tiny_options(bits, estimator=estimator, layers=2, lr=0.02)
+    data = build_data(options)
+    run = Trainer(build_flow(options, data), build_estimator(estimator), data, options, tmp_path / "run")
+    run.train()
+    run.save()
+    again = Trainer(build_flow(options, data), build_estimator(estimator), data, options, tmp_path / "run")
+    again.restore()
+    pairs = zip(run.estimator.parameters(), again.estimator.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def again(run: Trainer) -> Trainer:
+    """The same run from the same start, on the same data."""
+    return Trainer(copy.deepcopy(run.flow), copy.deepcopy(run.estimator), run.dataset, run.options)
+
+
+@pytest.mark.parametrize("estimator", DRAWING)
+def test_several_runs_make_their_steps_as_one(bits: Path, estimator: str) -> None:
+    """Two runs stacked are each alone, own parameters included (by plain steps: Adam's magnify rounding)."""
+    usual = {"layers": 2, "precision": "64-true", "epochs": 1, "lr": 0.1, "optimiser": "sgd", "validation": 0}
+    runs = trainers(bits, estimator, 2, **usual)
+    alone, together = runs, [again(run) for run in runs]
+    for run in alone:
+        run.train()
+    assert train_together(together) == [None, None]
+    for one, other in zip(alone, together, strict=True):
+        assert other.together == 2, other.apart
+        expected, found = one.step_module.state_dict(), other.step_module.state_dict()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-11)
+
+
+class Aimless(Estimator):
+    """Returns a second loss, and has nothing that it could train."""
+
+    def loss(self, flow, x, context, draws):
+        value = flow.log_likelihood(x, context).mean()
+        return Loss(surrogate=-value, bound=value.detach(), control=value.new_zeros(()))
+
+
+def test_a_control_variate_without_parameters_is_refused(bits: Path) -> None:
+    options = tiny_options(bits)
+    data = build_data(options)
+    flow = build_flow(options, data)
+    with pytest.raises(ConfigError, match="Aimless trains a control variate that has no parameters"):
+        Step(flow, Aimless())(flow.encode(data.train.gather(torch.arange(4)).x), None, None)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "changes", "words"),
+    [
+        ("disarm", {"own": True}, "layer 1 sees its own u"),
+        ("analytic", {"layers": 2}, "needs one layer; with 2 layers"),
+        ("leave-one-out:samples=1", {}, "leaves none of 1"),
+        ("relax:hidden=0", {}, "it has no parameters"),
+        ("multi-sample:proposal=q", {"posterior": "none"}, "--posterior mlp"),
+    ],
+)
+def test_refusals_are_one_line(bits: Path, tmp_path: Path, estimator: str, changes: dict, words: str) -> None:
+    options = tiny_options(bits, estimator=estimator, **changes)
+    with pytest.raises((ConfigError, ModelError)) as error:
+        train_run(options, tmp_path / "run")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("estimator", ["arms", "rebar", "relax"])
+def test_binary_methods_refuse_more_categories(tmp_path: Path, estimator: str) -> None:
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).integers(0, 3, (60, 4), dtype=np.uint8))
+    with pytest.raises(ModelError, match="for choices between two values"):
+        train_run(tiny_options(tmp_path / "rows.npy", estimator=estimator), tmp_path / "run")
+
+
+def test_all_names_are_here() -> None:
+    named = {text.partition(":")[0] for text in (*DRAWING, "analytic")}
+    assert named == set(ESTIMATORS) - {"proposal-prefix"}
+    assert isinstance(Options().estimator, str)
