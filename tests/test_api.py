@@ -8,21 +8,24 @@ import xorflow as xf
 
 PUBLIC = {
     "xorflow": """
-        MADE MLP CheckpointError Conditioner ConfigError Coupling DataError FactorisedBase Flow
-        Intractable LatentFlow Layer LogLikelihood ModelError ModularAffine ModularShift Trace
-        Transform UserError Xor data estimators evaluate fit load refit_base
+        MADE MLP CausalTransformer CheckpointError Conditioner ConfigError Coupling DataError
+        FactorisedBase Flow Intractable LatentFlow Layer LogLikelihood Mixture ModelError
+        ModularAffine ModularShift Recurrent Trace Transform UserError Xor data estimators evaluate
+        fit load refit_base
     """,
     "xorflow.estimators": """
-        Baseline Estimator FullPosterior GreedyCritic Loss Marginal NoBaseline ProposalPrefix
-        RunningMean SampledCritic SpecialCase Standardiser StraightThrough
+        ARMS Analytic Baseline Concrete DisARM DoubleControl Estimator FullPosterior GreedyCritic
+        LeaveOneOut LocalExpectation Loss Marginal MultiSample NoBaseline ProposalPrefix Rebar ReinMax
+        Relax RunningMean SampledCritic SpecialCase Standardiser StraightThrough
+        StraightThroughGumbel
     """,
     "xorflow.conditioners": """
-        MADE MLP Conditioner Coupling Dependence MaskedLinear Source coupling_mask ranks
-        resolve_order
+        MADE MLP CausalTransformer Conditioner Coupling Dependence MaskedLinear Recurrent
+        SequenceConditioner Source coupling_mask ranks resolve_order
     """,
     "xorflow.flows": """
-        GREEDY BinaryNodes CategoricalNodes Draws Flow FlowDistribution LatentFlow Layer Nodes Point
-        SampleNoise Stack Trace refit_base
+        GREEDY BinaryNodes CategoricalNodes Draws Flow FlowDistribution LatentFlow Layer Mixture
+        Nodes Point SampleNoise Stack Trace refit_base
     """,
 }
 

@@ -12,7 +12,17 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from xorflow import MADE, MLP, Coupling, FactorisedBase, LatentFlow, Layer, ModularAffine
+from xorflow import (
+    MADE,
+    MLP,
+    CausalTransformer,
+    Coupling,
+    FactorisedBase,
+    LatentFlow,
+    Layer,
+    ModularAffine,
+    Recurrent,
+)
 from xorflow.conditioners import Conditioner
 
 Categories = int | Sequence[int]
@@ -44,6 +54,23 @@ def affine(features: int, categories: Categories, order: str = "natural", **opti
 
 def coupling(features: int, mask: str = "halves", flip: bool = False, **options) -> Layer:
     return Layer(Coupling(features, (8,), mask=mask, flip=flip, **options))
+
+
+def transformer(features: int, order: str | Sequence[int] = "natural", depth: int = 1, **options) -> Layer:
+    sizes = {"width": 8, "heads": 2, "dropout": 0.0}
+    return Layer(_loud(CausalTransformer(features, order=order, depth=depth, **(sizes | options))))
+
+
+def recurrent(features: int, order: str | Sequence[int] = "natural", **options) -> Layer:
+    return Layer(_loud(Recurrent(features, order=order, width=8, **options)))
+
+
+def _loud(net: Conditioner) -> Conditioner:
+    """Weights of one size: those of a fresh network are small, and a narrow one would do almost nothing."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.normal_(std=0.15)
+    return net
 
 
 def inferred(layer: Layer, sees: Sequence[str] = ("x", "state"), *, relative: bool = False) -> Layer:
@@ -136,6 +163,17 @@ MEMBERS: dict[str, Callable[[], LatentFlow]] = {
     ),
     "chain context": lambda: flow(*chain(2, 2, "reversed", context=2)),
     "chain posterior": lambda: flow(*(inferred(layer, ("x", "previous")) for layer in chain(2, 2))),
+    # attention and recurrence
+    "transformer D1": lambda: flow(transformer(1)),
+    "transformer D2, learned base": lambda: flow(transformer(2, "reversed"), learned=True),
+    "transformer D4 image": lambda: flow(transformer(4, "random:1", 2, shape=(2, 2), reach=1)),
+    "transformer K 2, 3, 2 context": lambda: flow(transformer(3, (1, 2, 0), categories=(2, 3, 2), context=2)),
+    "transformer D2 depth 2": lambda: flow(transformer(2), transformer(2, "reversed")),
+    "recurrent D3": lambda: flow(recurrent(3, "random:2", depth=2)),
+    "recurrent D4 image": lambda: flow(recurrent(4, "columns", shape=(2, 2)), learned=True),
+    "recurrent K 2, 3 context": lambda: flow(
+        recurrent(2, "reversed", cell="lstm", categories=(2, 3), context=2)
+    ),
     # posteriors that see this or that, to depth 3
     "D3 own, posterior": lambda: flow(inferred(made(3, "reversed", sees=OWN), ("x",)), learned=True),
     "D1 depth 3 posterior": lambda: flow(*(inferred(made(1), ("state",)) for _ in range(3))),

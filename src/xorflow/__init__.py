@@ -2,7 +2,7 @@
 
 from xorflow import data, estimators, evaluate
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners import MADE, MLP, Conditioner, Coupling
+from xorflow.conditioners import MADE, MLP, CausalTransformer, Conditioner, Coupling, Recurrent
 from xorflow.errors import (
     CheckpointError,
     ConfigError,
@@ -12,7 +12,7 @@ from xorflow.errors import (
     UserError,
 )
 from xorflow.evaluate import LogLikelihood
-from xorflow.flows import Flow, LatentFlow, Layer, Trace, refit_base
+from xorflow.flows import Flow, LatentFlow, Layer, Mixture, Trace, refit_base
 from xorflow.training import fit, load
 from xorflow.transforms import ModularAffine, ModularShift, Transform, Xor
 
@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [
     "MADE",
     "MLP",
+    "CausalTransformer",
     "CheckpointError",
     "Conditioner",
     "ConfigError",
@@ -32,9 +33,11 @@ __all__ = [
     "LatentFlow",
     "Layer",
     "LogLikelihood",
+    "Mixture",
     "ModelError",
     "ModularAffine",
     "ModularShift",
+    "Recurrent",
     "Trace",
     "Transform",
     "UserError",

@@ -15,7 +15,8 @@ from xorflow import _kernels
 from xorflow._math import philox_uniforms
 from xorflow.data import Batch, Split, validate
 from xorflow.errors import ConfigError, DataError
-from xorflow.flows import Flow, LatentFlow
+from xorflow.flows import Flow, LatentFlow, Mixture
+from xorflow.flows.distribution import Model
 from xorflow.flows.stack import GREEDY
 
 Kind = Literal["exact", "lower bound"]
@@ -75,22 +76,39 @@ class LogLikelihood:
 
 @torch.no_grad()
 def exact(
-    flow: Flow | LatentFlow, data: Split | Tensor, context: Tensor | None = None, *, batch_size: int = 2000
+    flow: Flow | LatentFlow | Mixture,
+    data: Split | Tensor,
+    context: Tensor | None = None,
+    *,
+    batch_size: int = 2000,
+    autocast: torch.dtype | None = None,
 ) -> LogLikelihood:
-    """Exact log p(x) of each row: any `Flow`, a `LatentFlow` of depth 1, or small spaces by enumeration.
+    """Exact log p(x) of each row: any `Flow`, a `LatentFlow` of depth 1, small spaces by enumeration, or a mixture of these.
+
+    Args:
+        flow: the model.
+        data: rows.
+        context: (N, C), if `data` is a tensor.
+        batch_size: rows at a time.
+        autocast: compute the networks' products in this type, `torch.bfloat16` say, to see what that does to a likelihood;
+            logits, logs and sums are float32 or more all the same. By default everything has the type of the weights.
 
     Raises:
         Intractable: where there is no exact value; the message names what to call instead.
     """
-    values = [
-        flow.log_likelihood(flow.encode(batch.x), batch.context)
-        for batch in _batches(flow, data, context, batch_size)
-    ]
+    values = []
+    with torch.autocast(flow.device.type, dtype=autocast, enabled=autocast is not None):
+        for batch in _batches(flow, data, context, batch_size):
+            values.append(flow.log_likelihood(flow.encode(batch.x), batch.context))
     return LogLikelihood(torch.cat(values), "exact", flow.features)
 
 
 def greedy(
-    flow: LatentFlow, data: Split | Tensor, context: Tensor | None = None, *, batch_size: int = 2000
+    flow: LatentFlow | Mixture,
+    data: Split | Tensor,
+    context: Tensor | None = None,
+    *,
+    batch_size: int = 2000,
 ) -> LogLikelihood:
     """Exact log p(x) under the deterministic reading: the generator's own most probable u, layer by layer.
 
@@ -298,9 +316,7 @@ class _StreamedWeights:
         return torch.exp(2 * self._sum - self._squares)
 
 
-def _batches(
-    flow: Flow | LatentFlow, data: Split | Tensor, context: Tensor | None, batch_size: int
-) -> Iterator[Batch]:
+def _batches(flow: Model, data: Split | Tensor, context: Tensor | None, batch_size: int) -> Iterator[Batch]:
     if len(data) == 0:
         raise DataError("a likelihood needs at least one row, and the data are empty")
     if isinstance(data, Split):
@@ -320,7 +336,7 @@ def _batches(
         yield Batch(x[part].to(flow.device), _context(flow, None if context is None else context[part]))
 
 
-def _context(flow: Flow | LatentFlow, context: Tensor | None) -> Tensor | None:
+def _context(flow: Model, context: Tensor | None) -> Tensor | None:
     """What the flow was made to see; labels that come along with the data are left out if it sees none."""
     if context is None or flow.context_features == 0:
         return None

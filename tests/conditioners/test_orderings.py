@@ -26,6 +26,14 @@ def test_named_orderings():
     assert resolve_order("reversed", 3) == (2, 1, 0)
     assert resolve_order("random", 20) == resolve_order("random:0", 20) != resolve_order("random:1", 20)
     assert resolve_order(torch.tensor([1, 0]), 2) == (1, 0)
+    assert resolve_order("columns", 6, (3, 2)) == (0, 2, 4, 1, 3, 5)
+    assert resolve_order("columns-reversed", 6, (3, 2)) == (5, 3, 1, 4, 2, 0)
+
+
+@pytest.mark.parametrize("shape", [None, (2, 2), (6,)])
+def test_columns_are_of_images(shape):
+    with pytest.raises(ModelError, match="'columns' needs the two-dimensional shape of 6 features"):
+        resolve_order("columns", 6, shape)
 
 
 def test_random_orderings_never_change():

@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "transformer, bf16": {"conditioner": "transformer", "precision": "bf16-mixed"},
     "transformer, labels": {"conditioner": "transformer", "label": True, "clip": 1.0, "average": 0.9},
     "transformer in parts": {"conditioner": "transformer", "accumulate": 3},
+    "transformer, compiled": {"conditioner": "transformer", "precision": "bf16-mixed", "compile": True},
     "mixture": {"conditioner": "transformer", "mixture": "2", "blocks": 1},
     "recurrent": {"conditioner": "recurrent"},
     "recurrent, lstm, bf16": {"conditioner": "recurrent", "cell": "lstm", "precision": "bf16-mixed"},

@@ -55,6 +55,18 @@ def test_as_many_orders_as_layers() -> None:
         "special-case:rewards=two-term,second=0.5,two_samples=true",
         "full-posterior:kl=suffix,local=true,gamma=0.5,baseline=sampled",
         "proposal-prefix:mix=0.25",
+        "analytic:objective=elbo",
+        "leave-one-out:samples=8,proposal=q,sum_last=true",
+        "multi-sample:samples=16,sum_last=true",
+        "disarm:common=true",
+        "arms:samples=3",
+        "rebar:eta=0.5,tau=0.2",
+        "relax:hidden=16",
+        "double-cv:samples=2,alpha=0.5",
+        "concrete:tau=0.3",
+        "st-gumbel",
+        "reinmax:tau=2.0",
+        "local-expectation:sum_last=true,limit=8",
     ],
 )
 def test_estimators_by_name_and_back(text: str) -> None:
@@ -71,7 +83,9 @@ def test_estimators_are_what_their_names_say() -> None:
     [
         (
             "reinforce",
-            "estimator is one of marginal, straight-through, special-case, full-posterior, proposal-prefix; got",
+            "estimator is one of marginal, straight-through, special-case, full-posterior, proposal-prefix, analytic, "
+            "leave-one-out, multi-sample, disarm, arms, rebar, relax, double-cv, concrete, st-gumbel, reinmax, "
+            "local-expectation; got",
         ),
         ("special-case:entropy=much", "is a number; got 'much'"),
         ("special-case:two_samples=1", "is true or false; got '1'"),
@@ -83,6 +97,11 @@ def test_estimators_are_what_their_names_say() -> None:
         ("marginal:draws=3", "takes samples, written as marginal:KEY=VALUE; got 'draws=3'"),
         ("marginal:samples", "got 'samples'"),
         ("marginal:samples=0", "at least one sample"),
+        ("leave-one-out:samples=1", "needs samples=2 or more"),
+        ("arms:samples=1", "at least 2; got 1"),
+        ("relax:hidden=0", "it has no parameters"),
+        ("disarm:samples=2", "takes sum_last, common, written as disarm:KEY=VALUE"),
+        ("concrete:tau=0", "greater than 0; got 0"),
         ("marginal:samples=two", "marginal:samples=two"),
         ("marginal:samples=2.5", "marginal:samples=2.5"),
         (

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from xorflow import __version__
-from xorflow.cli import reading, reproduce, train
+from xorflow.cli import reading, recipes, reproduce, train
 from xorflow.errors import UserError
 
 _CLICK_EXCEPTION: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -29,6 +29,7 @@ app = typer.Typer(
     epilog="Begin with [bold]xorflow train[/bold]: bundled MNIST, a few minutes on a laptop.",
 )
 app.command("train", epilog=train.EXAMPLES)(train.command())
+app.command("recipes", epilog=recipes.EXAMPLES)(recipes.recipes)
 app.command("evaluate", epilog=reading.EVALUATE_EXAMPLES)(reading.evaluate)
 app.command("sample", epilog=reading.SAMPLE_EXAMPLES)(reading.sample)
 app.command("score", epilog=reading.SCORE_EXAMPLES)(reading.score)

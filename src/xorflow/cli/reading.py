@@ -19,7 +19,7 @@ from xorflow import evaluate as likelihoods
 from xorflow import training
 from xorflow.data import load_rows, write_rows
 from xorflow.errors import ConfigError
-from xorflow.flows import Flow, LatentFlow
+from xorflow.flows import Flow, LatentFlow, Mixture
 from xorflow.report import save_image_grid
 from xorflow.training import Run
 from xorflow.training.devices import out_of_memory_as_error
@@ -168,7 +168,7 @@ def score(
         typer.echo("\n".join(f"{value:.6f}" for value in values.tolist()))
 
 
-def draw(flow: Flow | LatentFlow, count: int, seed: int) -> Tensor:
+def draw(flow: Flow | LatentFlow | Mixture, count: int, seed: int) -> Tensor:
     """Samples on the CPU; a flow with labels gets each label in turn."""
     generator = torch.Generator(flow.device).manual_seed(seed)
     if not flow.context_features:
@@ -178,8 +178,13 @@ def draw(flow: Flow | LatentFlow, count: int, seed: int) -> Tensor:
     return flow(context).sample((), generator=generator).cpu()
 
 
-def write_samples(opened: Run, folder: Path, count: int, seed: int) -> Path:
-    """Samples in the form that suits the data, beside the run's other files."""
+def write_samples(folder: Path, count: int, seed: int) -> Path:
+    """Samples of a finished run, in the form that suits the data, beside its other files."""
+    trained_on = training.read_result(folder)["device"]
+    quick = (
+        trained_on.startswith("cuda") and torch.cuda.is_available()
+    )  # large networks take a minute on a CPU
+    opened = training.open_run(folder, device=trained_on if quick else "cpu")
     path = folder / _natural_name(opened)
     _write(path, draw(opened.flow, count, seed), opened)
     return path
@@ -233,7 +238,7 @@ def _check_samples(samples: int) -> None:
         raise ConfigError(f"--samples is at least 1; got {samples}")
 
 
-def _reading(opened: Run, reading: str) -> Flow | LatentFlow:
+def _reading(opened: Run, reading: str) -> Flow | LatentFlow | Mixture:
     if reading not in ("latent", "deterministic"):
         raise ConfigError(f"--reading is latent or deterministic; got {reading!r}")
     return opened.flow if reading == "latent" else opened.flow.greedy()

@@ -75,7 +75,7 @@ def train(plan: Plan, *, again: str) -> None:
 def _add_samples(job: Job) -> None:
     """The samples that `xorflow train` leaves beside one run; its folder then has the same files."""
     if not any(job.out.glob("samples.*")):
-        write_samples(training.open_run(job.out), job.out, count=100, seed=0)
+        write_samples(job.out, count=100, seed=0)
 
 
 def _summarise(out: Path, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> dict[str, Any]:

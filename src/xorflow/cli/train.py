@@ -30,6 +30,8 @@ xorflow train --data people.csv --hidden 256 --out runs/people
 
 xorflow train --layers 2 --order alternating --base fixed --out runs/deep
 
+xorflow train --recipe transformer-10min --out runs/strong
+
 xorflow train --out runs/demo --resume
 
 xorflow train --seeds 0-7 --jobs 8 --out runs/spread
@@ -42,9 +44,10 @@ that of its folder, and options of its own. What is given here overrides both.
 
 _PANELS = {
     "Data": "data validation test data_seed label",
-    "Model": "layers conditioner hidden order mask direct variant own posterior transform base p0 start",
-    "Training": "estimator epochs batch_size lr schedule warmup optimiser weight_decay clip average "
-    "validate_every select precision",
+    "Model": "recipe layers conditioner hidden width blocks heads cell dropout reach order mixture shared mask direct variant "
+    "own posterior transform base p0 start",
+    "Training": "estimator epochs batch_size accumulate lr schedule warmup optimiser weight_decay clip average "
+    "validate_every select precision compile",
     "Run": "seed device checkpoint_seconds evaluation_samples tensorboard",
 }
 
@@ -180,7 +183,7 @@ def _train_one(
         if (folder / "config.json").exists():
             typer.echo(f"stopped; continue from the last checkpoint with: {again}", err=True)
         raise typer.Exit(130) from None
-    pictures = write_samples(training.open_run(folder), folder, count=100, seed=0)
+    pictures = write_samples(folder, count=100, seed=0)
     show_summary(Console(), folder, result, pictures)
 
 

@@ -5,14 +5,20 @@ from xorflow.conditioners.made import MADE
 from xorflow.conditioners.masked import MaskedLinear
 from xorflow.conditioners.mlp import MLP, Coupling
 from xorflow.conditioners.orderings import coupling_mask, ranks, resolve_order
+from xorflow.conditioners.recurrent import Recurrent
+from xorflow.conditioners.sequence import SequenceConditioner
+from xorflow.conditioners.transformer import CausalTransformer
 
 __all__ = [
     "MADE",
     "MLP",
+    "CausalTransformer",
     "Conditioner",
     "Coupling",
     "Dependence",
     "MaskedLinear",
+    "Recurrent",
+    "SequenceConditioner",
     "Source",
     "coupling_mask",
     "ranks",

@@ -33,7 +33,11 @@ class Dependence(StrEnum):
 
 
 class Incremental(Protocol):
-    """A conditioner evaluated block by block of its ordering; see `IncrementalMADE`."""
+    """A conditioner evaluated block by block of its ordering; see `IncrementalMADE` and `Walk`.
+
+    For each block in turn `logits` is called at trial values, one or more times, and then `settle` at the final ones. The last
+    trial's values are final too, but perhaps for the block's last feature, on which none of the block's logits depend.
+    """
 
     @property
     def blocks(self) -> Sequence[Any]: ...

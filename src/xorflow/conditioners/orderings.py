@@ -55,7 +55,9 @@ def image_shape(shape: Sequence[int] | None, features: int, what: str) -> tuple[
     """Rows and columns of an image of that many features; `what` needs them."""
     if shape is None or len(shape) != 2 or shape[0] * shape[1] != features:
         came = None if shape is None else tuple(shape)
-        raise ModelError(f"{what} needs the two-dimensional shape of {features} features, and got shape={came}")
+        raise ModelError(
+            f"{what} needs the two-dimensional shape of {features} features, and got shape={came}"
+        )
     return int(shape[0]), int(shape[1])
 
 

@@ -217,11 +217,11 @@ class Reproduction:
         split, known = dataset.parts[part], read_result(job.out)[part]
         self._pause()
         with full_products():
-            figures = score(name.row, opened.flow, split, known, self._request.budget, pause=self._pause)
+            figures = score(name.row, opened.latent, split, known, self._request.budget, pause=self._pause)
         draw = {"part": part, "draw": dataset.describe()["sha256"][part]}
         samples = None
         if name.phase == "final":
-            samples = draw_samples(name.row, opened.flow, opened.shape)
+            samples = draw_samples(name.row, opened.latent, opened.shape)
         return {"evaluation": draw | figures, "samples": samples}
 
     def _pause(self) -> None:

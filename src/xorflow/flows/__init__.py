@@ -4,6 +4,7 @@ from xorflow.flows.distribution import FlowDistribution
 from xorflow.flows.flow import Flow, refit_base
 from xorflow.flows.latent import LatentFlow
 from xorflow.flows.layer import Layer
+from xorflow.flows.mixture import Mixture
 from xorflow.flows.nodes import BinaryNodes, CategoricalNodes, Nodes
 from xorflow.flows.sampling import SampleNoise
 from xorflow.flows.stack import GREEDY, Draws, Stack
@@ -18,6 +19,7 @@ __all__ = [
     "FlowDistribution",
     "LatentFlow",
     "Layer",
+    "Mixture",
     "Nodes",
     "Point",
     "SampleNoise",

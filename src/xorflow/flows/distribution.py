@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
+from xorflow._states import Alphabet
 from xorflow.data import validate
 from xorflow.errors import DataError, ModelError
 from xorflow.flows.sampling import SampleNoise, complete
@@ -21,11 +22,28 @@ if TYPE_CHECKING:
 _ROWS_AT_A_TIME = 4096
 
 
-class FlowDistribution(Distribution):
-    """The distribution of x under a flow. Integers in, checked once; int64 integers out.
+class Model(Protocol):
+    """What has a likelihood: a flow, or a mixture of flows."""
+
+    @property
+    def states(self) -> Alphabet: ...
+    @property
+    def features(self) -> int: ...
+    @property
+    def context_features(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    def encode(self, x: Tensor) -> Tensor: ...
+    def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor: ...
+
+
+class ModelDistribution(Distribution):
+    """The distribution of x under a model: what does not depend on how it is sampled.
 
     Args:
-        flow: the model.
+        model: a flow or a mixture.
         context: (..., C), whose leading shape becomes the batch shape, or None.
     """
 
@@ -34,31 +52,31 @@ class FlowDistribution(Distribution):
         dict[str, constraints.Constraint]
     ] = {}  # the parameters are a flow's, not tensors
 
-    def __init__(self, flow: Flow | LatentFlow, context: Tensor | None = None) -> None:
+    def __init__(self, model: Model, context: Tensor | None = None) -> None:
         came = 0 if context is None else context.shape[-1]
-        if came != flow.context_features:
-            raise ModelError(f"this flow takes {flow.context_features} context features, and got {came}")
-        self.flow = flow
-        self.context = None if context is None else context.to(flow.device, flow.dtype)
+        if came != model.context_features:
+            raise ModelError(f"this flow takes {model.context_features} context features, and got {came}")
+        self._model = model
+        self.context = None if context is None else context.to(model.device, model.dtype)
         batch = torch.Size() if context is None else context.shape[:-1]
-        super().__init__(batch, torch.Size([flow.features]), validate_args=False)
+        super().__init__(batch, torch.Size([model.features]), validate_args=False)
 
     @property
     def support(self) -> constraints.Constraint:
-        highest = torch.tensor(self.flow.states.sizes, device=self.flow.device) - 1
+        highest = torch.tensor(self._model.states.sizes, device=self._model.device) - 1
         return constraints.independent(constraints.integer_interval(0, highest), 1)
 
     @torch.no_grad()
     def log_prob(self, value: Tensor) -> Tensor:
         """Exact log p(x) in nats; raises `Intractable`, naming what to call instead, where there is no exact value."""
-        x = validate(torch.as_tensor(value), self.flow.states.sizes).to(self.flow.device)
+        x = validate(torch.as_tensor(value), self._model.states.sizes).to(self._model.device)
         lead = torch.broadcast_shapes(x.shape[:-1], self.batch_shape)
-        rows = x.expand(*lead, -1).reshape(-1, self.flow.features)
+        rows = x.expand(*lead, -1).reshape(-1, self._model.features)
         context = self._rows_of_context(lead)
         size = _ROWS_AT_A_TIME
         parts = [
-            self.flow.log_likelihood(
-                self.flow.encode(rows[i : i + size]), None if context is None else context[i : i + size]
+            self._model.log_likelihood(
+                self._model.encode(rows[i : i + size]), None if context is None else context[i : i + size]
             )
             for i in range(0, len(rows), size)
         ]
@@ -70,6 +88,19 @@ class FlowDistribution(Distribution):
             if self.context is None
             else self.context.expand(*lead, -1).reshape(-1, self.context.shape[-1])
         )
+
+
+class FlowDistribution(ModelDistribution):
+    """The distribution of x under a flow. Integers in, checked once; int64 integers out.
+
+    Args:
+        flow: the model.
+        context: (..., C), whose leading shape becomes the batch shape, or None.
+    """
+
+    def __init__(self, flow: Flow | LatentFlow, context: Tensor | None = None) -> None:
+        super().__init__(flow, context)
+        self.flow = flow
 
     @torch.no_grad()
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride]

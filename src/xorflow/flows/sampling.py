@@ -117,16 +117,15 @@ def _walk(flow: Stack, layer: Layer, walk: Incremental, order: Tensor, base: Ten
         ranks = slice(block.first, block.last)
         features = order[ranks]
         own = noise if isinstance(noise, str) else noise[..., ranks]
-        x = base[:, ranks]
-        for _ in range(block.last - block.first + 1):
-            logits = layer.conditioner.shape_logits(
-                walk.logits(block, flow.states.flatten(x)), block.last - block.first
-            )
+        x, size = base[:, ranks], block.last - block.first
+        for trial in range(size):  # trial k settles at least the block's first k + 1 features
+            logits = layer.conditioner.shape_logits(walk.logits(block, flow.states.flatten(x)), size)
             u = choose(layer.nodes_of(logits, features), own, layer.transform.choices, flow.dtype)
-            settled = layer.transform.relaxed_to_data(base[:, ranks], u, features)
-            if torch.equal(settled, x):
+            before, x = x, layer.transform.relaxed_to_data(base[:, ranks], u, features)
+            if trial + 1 < size and torch.equal(
+                x, before
+            ):  # a look that a device need not wait for is not taken
                 break
-            x = settled
         walk.settle(block, flow.states.flatten(x))
         found[:, ranks] = x
     return found

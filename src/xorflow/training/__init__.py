@@ -6,7 +6,16 @@ from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs
 from xorflow.training.loop import Interrupted, Observer, Trainer
 from xorflow.training.options import Options, from_mapping, read_config
 from xorflow.training.results import independent_nll, likelihood, refitted, report
-from xorflow.training.run import Run, fit, load, open_run, read_config_file, resume_run, train_run
+from xorflow.training.run import (
+    Run,
+    fit,
+    load,
+    open_run,
+    read_config_file,
+    read_result,
+    resume_run,
+    train_run,
+)
 from xorflow.training.specs import PARTS, flow_from_spec, flow_to_spec
 from xorflow.training.tables import plan, read_table, summarise
 
@@ -36,6 +45,7 @@ __all__ = [
     "plan",
     "read_config",
     "read_config_file",
+    "read_result",
     "read_table",
     "refitted",
     "report",

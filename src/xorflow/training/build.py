@@ -12,19 +12,41 @@ from torch import Tensor
 
 from xorflow import data
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners import MADE, MLP, Conditioner, Coupling
+from xorflow.conditioners import (
+    MADE,
+    MLP,
+    CausalTransformer,
+    Conditioner,
+    Coupling,
+    Recurrent,
+    SequenceConditioner,
+    resolve_order,
+)
 from xorflow.data import Dataset, Split
 from xorflow.errors import ConfigError
 from xorflow.estimators import (
+    ARMS,
+    Analytic,
+    Concrete,
+    DisARM,
+    DoubleControl,
     Estimator,
     FullPosterior,
+    LeaveOneOut,
+    LocalExpectation,
     Marginal,
+    MultiSample,
     ProposalPrefix,
+    Rebar,
+    ReinMax,
+    Relax,
     SpecialCase,
     StraightThrough,
+    StraightThroughGumbel,
 )
-from xorflow.flows import LatentFlow, Layer
+from xorflow.flows import LatentFlow, Layer, Mixture
 from xorflow.training.options import Options
+from xorflow.training.step import Trainable
 from xorflow.transforms import ModularAffine, ModularShift, Transform
 
 ESTIMATORS: dict[str, type[Estimator]] = {
@@ -33,6 +55,18 @@ ESTIMATORS: dict[str, type[Estimator]] = {
     "special-case": SpecialCase,
     "full-posterior": FullPosterior,
     "proposal-prefix": ProposalPrefix,
+    "analytic": Analytic,
+    "leave-one-out": LeaveOneOut,
+    "multi-sample": MultiSample,
+    "disarm": DisARM,
+    "arms": ARMS,
+    "rebar": Rebar,
+    "relax": Relax,
+    "double-cv": DoubleControl,
+    "concrete": Concrete,
+    "st-gumbel": StraightThroughGumbel,
+    "reinmax": ReinMax,
+    "local-expectation": LocalExpectation,
 }
 """The names by which options call estimators."""
 
@@ -72,11 +106,49 @@ def _part(value: float) -> int | float:
     return int(value) if value >= 1 or value == 0 else value
 
 
-def build_flow(options: Options, dataset: Dataset) -> LatentFlow:
-    """The flow that the options describe, with weights from the global generator of torch."""
+def build_flow(options: Options, dataset: Dataset) -> Trainable:
+    """The flow, or the mixture of flows, that the options describe, with weights from the global generator of torch."""
     assert options.layers is not None
+    if options.mixture == "none":
+        return _build_one(options, dataset, layer_orders(options.order, options.layers))
+    if options.layers > 1 or options.posterior != "none":
+        raise ConfigError(
+            "a mixture is trained by the exact likelihood of flows of one layer; leave --layers and --posterior out, or "
+            "--mixture"
+        )
+    first, *others = mixture_orders(options.mixture, _image_shape(dataset) is not None)
+    flow = _build_one(options, dataset, [first])
+    return Mixture([flow, *(_build_another(options, dataset, flow, order) for order in others)])
+
+
+def _build_another(options: Options, dataset: Dataset, flow: LatentFlow, order: str) -> LatentFlow:
+    """The flow in another ordering; by the same network, if it can be shared."""
+    layer = flow.layers[0]
+    if not (options.shared and isinstance(layer.conditioner, SequenceConditioner)):
+        return _build_one(options, dataset, [order])
+    return LatentFlow([Layer(layer.conditioner.reordered(order), layer.transform)], _base(options, dataset))
+
+
+def mixture_orders(text: str, images: bool) -> list[str]:
+    """The orderings that are named, or so many of the usual ones.
+
+    >>> mixture_orders("3", images=True)
+    ['natural', 'reversed', 'columns']
+    """
+    if not text.strip().isdecimal():
+        return [part.strip() for part in text.split(",")]
+    usual = ["natural", "reversed", *(("columns", "columns-reversed") if images else ())]
+    count = int(text)
+    if not 1 <= count <= _MOST_COMPONENTS:
+        raise ConfigError(f"a mixture has 2 to {_MOST_COMPONENTS} components; got {count}")
+    return [*usual, *(f"random:{seed}" for seed in range(count))][:count]
+
+
+_MOST_COMPONENTS = 64
+
+
+def _build_one(options: Options, dataset: Dataset, orders: list[str]) -> LatentFlow:
     transform = {"shift": ModularShift, "affine": ModularAffine}[options.transform](dataset.categories)
-    orders = layer_orders(options.order, options.layers)
     layers = [
         Layer(
             _conditioner(options, dataset, index, order, transform),
@@ -86,25 +158,34 @@ def build_flow(options: Options, dataset: Dataset) -> LatentFlow:
         )
         for index, order in enumerate(orders)
     ]
+    return LatentFlow(layers, _base(options, dataset))
+
+
+def _base(options: Options, dataset: Dataset) -> FactorisedBase:
     p0 = options.p0 if options.p0 is not None else (0.9 if options.base == "fixed" else 0.998)
-    base = FactorisedBase(
+    return FactorisedBase(
         dataset.features, p0, categories=dataset.categories, learned=options.base == "learned"
     )
-    return LatentFlow(layers, base)
+
+
+def _image_shape(dataset: Dataset) -> tuple[int, ...] | None:
+    return dataset.shape if dataset.shape is not None and len(dataset.shape) == 2 else None
 
 
 def _conditioner(
     options: Options, dataset: Dataset, index: int, order: str, transform: Transform
 ) -> Conditioner:
-    shared = _shared(dataset, transform)
+    shared, shape = _shared(dataset, transform), _image_shape(dataset)
     if options.conditioner == "made":
+        known = resolve_order(order, dataset.features, shape) if order.startswith("columns") else order
         sees = _sees(options, index)
-        return MADE(dataset.features, options.hidden, order=order, sees=sees, direct=options.direct, **shared)
+        return MADE(dataset.features, options.hidden, order=known, sees=sees, direct=options.direct, **shared)
+    if options.conditioner in ("transformer", "recurrent"):
+        return _sequence_conditioner(options, dataset, order, shared | {"sees": _sees(options, index)})
     if options.variant == "chain" or options.own:
         raise ConfigError(
             "a coupling sees the running state alone; leave --variant chain and --own to --conditioner made"
         )
-    shape = dataset.shape if dataset.shape is not None and len(dataset.shape) == 2 else None
     if options.mask == "checkerboard" and shape is None:
         raise ConfigError(
             "a checkerboard mask needs data with a two-dimensional shape; choose --mask halves or random"
@@ -112,6 +193,23 @@ def _conditioner(
     return Coupling(
         dataset.features, options.hidden, mask=options.mask, shape=shape, flip=index % 2 == 1, **shared
     )
+
+
+def _sequence_conditioner(
+    options: Options, dataset: Dataset, order: str, shared: dict[str, Any]
+) -> Conditioner:
+    shape = _image_shape(dataset)
+    if options.reach and shape is None:
+        raise ConfigError(
+            "reach is of networks that look at the pixels around them, and the data have no two-dimensional shape; leave "
+            "--reach out"
+        )
+    shared = shared | {"order": order, "shape": shape, "dropout": options.dropout}
+    given = {"width": options.width, "depth": options.blocks, "reach": options.reach}
+    shared |= {name: value for name, value in given.items() if value is not None}
+    if options.conditioner == "transformer":
+        return CausalTransformer(dataset.features, heads=options.heads, **shared)
+    return Recurrent(dataset.features, cell="lstm" if options.cell == "lstm" else "gru", **shared)
 
 
 def _shared(dataset: Dataset, transform: Transform) -> dict[str, Any]:
@@ -229,12 +327,17 @@ def _literal(text: str) -> Any:
 
 
 @torch.no_grad()
-def start_from_data(flow: LatentFlow, train: Split) -> None:
+def start_from_data(flow: Trainable, train: Split) -> None:
     """Begin where independent features are: the last layer from frequencies, the others near the identity.
 
     The frequencies are those of the training data; with a base concentrated on category 0, the choice u
     then has about the distribution of x.
     """
+    if isinstance(flow, Mixture):
+        for component in flow:
+            if isinstance(component, LatentFlow):
+                start_from_data(component, train)
+        return
     table = flow.base.log_table().exp().double().cpu()  # (D, K)
     frequencies = category_frequencies(train, flow.states.sizes)
     last = flow.layers[-1]

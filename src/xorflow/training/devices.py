@@ -53,6 +53,13 @@ def out_of_memory_as_error(remedy: str) -> Iterator[None]:
         raise
 
 
+def default_generator(device: torch.device) -> torch.Generator:
+    """The process's own generator for a device, from which dropout draws: there is no way to give it another."""
+    return (
+        torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+    )
+
+
 _OF_THREAD = threading.local()
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xorflow import _kernels
 from xorflow.data import Split
 from xorflow.estimators import Estimator
 from xorflow.flows import LatentFlow
+from xorflow.training.devices import default_generator
 from xorflow.training.options import Options
 from xorflow.training.products import quick_products
 from xorflow.training.step import Step, learning_rate
@@ -127,8 +128,7 @@ class Machinery:
             self._run(feed, average_weight)
 
     def _run(self, feed: Feed, average_weight: float | Tensor) -> None:
-        found = self.forward(feed.x, feed.context, feed.draws)
-        self.backward(found["loss"])
+        found = self._gradient(feed)
         if self.check is not None:
             self.check(found["loss"])
         if self.options.clip:
@@ -139,6 +139,16 @@ class Machinery:
         self.bound_sum += found["bound"]
         if self.average is not None:
             self._update_average(average_weight)
+
+    def _gradient(self, feed: Feed) -> dict[str, Tensor]:
+        """Leave the gradient of a batch in the parameters; what the step returned, of all parts that the batch came in."""
+        total: dict[str, Tensor] = {}
+        for part, share in parts_of(feed, self.options.accumulate):
+            found = self.forward(part.x, part.context, part.draws, share)
+            self.backward(found["loss"])
+            for name, value in found.items():
+                total[name] = total[name] + value.detach() if name in total else value.detach()
+        return total
 
     def _update_average(self, weight: float | Tensor) -> None:
         assert self.average is not None
@@ -151,6 +161,19 @@ class Machinery:
         return [*modules, *state_tensors(self.optimiser), *(self.average or {}).values(), self.bound_sum]
 
 
+def parts_of(feed: Feed, count: int) -> Iterator[tuple[Feed, float]]:
+    """A batch in about equal parts, each with its share of the rows."""
+    rows = len(feed.x)
+    if count == 1:
+        yield feed, 1.0
+        return
+    for part in torch.arange(rows).tensor_split(min(count, rows)):
+        rows_of_part = slice(int(part[0]), int(part[-1]) + 1)
+        context = None if feed.context is None else feed.context[rows_of_part]
+        draws = None if feed.draws is None else feed.draws[:, rows_of_part]
+        yield Feed(feed.x[rows_of_part], context, draws), len(part) / rows
+
+
 def draws_rows_at_once(work: Work) -> bool:
     """Whether one launch gathers, binarises and encodes a batch: grey images on CUDA, and float32 networks."""
     binary = work.flow.states.binary and work.flow.dtype == torch.float32
@@ -161,6 +184,11 @@ def draw_rows(train: Split, rows: Tensor, seeds: Tensor, step: StepNumber) -> tu
     """The encoded rows of all runs, and their context."""
     x = _kernels.draw_rows(train.values, rows, seeds, step.counter, step.ahead)
     return x, None if train.context is None else train.context.index_select(0, rows)
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Whether a pass in training draws numbers by itself, from the process's generator."""
+    return any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules())
 
 
 def products_are_quick(work: Work) -> bool:
@@ -191,7 +219,8 @@ def average_weight(options: Options, step: int) -> float:
 @contextmanager
 def undone(work: Work) -> Iterator[None]:
     """Whatever steps happen inside leave no trace: tensors are restored in place, and the generators too."""
-    noise = [generator.get_state() for generator in work.generators]
+    generators = [*work.generators, *([default_generator(work.device)] if has_dropout(work.flow) else ())]
+    noise = [generator.get_state() for generator in generators]
     known = {id(t) for t in work.mutable_tensors()}
     saved = [(t, t.detach().clone()) for t in work.mutable_tensors()]
     try:
@@ -203,7 +232,7 @@ def undone(work: Work) -> Iterator[None]:
             for tensor in work.mutable_tensors():
                 if id(tensor) not in known:  # the optimiser's state, which began at zero
                     tensor.zero_()
-        for generator, state in zip(work.generators, noise, strict=True):
+        for generator, state in zip(generators, noise, strict=True):
             generator.set_state(state)
 
 

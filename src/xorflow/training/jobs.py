@@ -32,13 +32,13 @@ from xorflow.training.loop import Interrupted, Trainer
 from xorflow.training.options import HARMLESS, OF_DATA, Options, options_of_config
 from xorflow.training.processes import Child
 from xorflow.training.run import (
-    REMEDY,
     begin_run,
     check_run,
     complete_run,
     finish_run,
     read_config_file,
     read_result,
+    remedy_for,
     reopen_run,
     require_free,
     resume_run,
@@ -257,7 +257,7 @@ class _Crew:
                 except Exception as error:
                     ends[job.out] = error
             try:
-                with out_of_memory_as_error(f"{REMEDY}, or --jobs"):
+                with out_of_memory_as_error(f"{remedy_for(group[0].options)}, or --jobs"):
                     ends |= zip(trainers, train_together(list(trainers.values())), strict=True)
             except Apart as reason:
                 finish = complete_run
@@ -335,7 +335,10 @@ class _Crew:
 
 
 def _can_stack(options: Options) -> bool:
-    return resolve_device(options.device).type == "cuda" and options.precision in PRECISIONS
+    """Large networks fill a device by themselves, and their fused kernels know no stacks."""
+    small = options.conditioner in ("made", "coupling") and options.mixture == "none"
+    plain = small and options.accumulate == 1 and options.precision in PRECISIONS
+    return plain and resolve_device(options.device).type == "cuda"
 
 
 def _job_to_bytes(job: Job) -> bytes:

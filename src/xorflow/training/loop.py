@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -12,10 +14,10 @@ import torch
 from torch import Tensor
 
 from xorflow import evaluate
+from xorflow.conditioners.transformer import attention_stacks
 from xorflow.data import Dataset, Split
 from xorflow.errors import TrainingError
 from xorflow.estimators import Estimator
-from xorflow.flows import LatentFlow
 from xorflow.training.checkpoint import (
     Progress,
     Snapshot,
@@ -24,18 +26,22 @@ from xorflow.training.checkpoint import (
     restore_optimiser,
     save_snapshot,
 )
-from xorflow.training.devices import resolve_device
-from xorflow.training.engine import Machinery, choose_engine
+from xorflow.training.devices import default_generator, resolve_device
+from xorflow.training.engine import Machinery, choose_engine, has_dropout
 from xorflow.training.lockstep import Interrupted as Interrupted
 from xorflow.training.lockstep import Lockstep
 from xorflow.training.metrics import MetricsLog
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.options import Options
 from xorflow.training.products import full_products, quick_products
-from xorflow.training.step import Step, learning_rate
+from xorflow.training.step import Step, Trainable, learning_rate
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+
+_DROPOUT_SEEDS = 2**42
+"""Added to a run's seed for dropout, beyond all seeds: the numbers that binarise rows must not be those that drop units."""
 
 
 class Observer(Protocol):
@@ -61,7 +67,7 @@ class Trainer:
 
     def __init__(
         self,
-        flow: LatentFlow,
+        flow: Trainable,
         estimator: Estimator,
         dataset: Dataset,
         options: Options,
@@ -69,20 +75,23 @@ class Trainer:
         observer: Observer | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        estimator.check(flow)
+        admitted = estimator.admit(flow)
         self.options = options
         self.run_folder = run
         self.observer = observer
         self.device = resolve_device(options.device)
         self.dataset = dataset.to(self.device)
-        self.flow = flow
+        self.flow = admitted
         self.estimator = estimator
         self.batch_size = min(options.batch_size, len(self.dataset.train))
         # a last short batch waits for other epochs
         self.steps_per_epoch = len(self.dataset.train) // self.batch_size
         self.total_steps = self.steps_per_epoch * options.epochs
-        estimator.prepare(flow, self.total_steps)
-        self.step_module = Step(flow, estimator)
+        estimator.prepare(admitted, self.total_steps)
+        self.step_module = Step(admitted, estimator)
+        if options.compile:
+            for part in attention_stacks(flow):
+                part.compile_blocks()
         with quick_products(self.device.type == "cuda"):  # otherwise Fabric logs advice to switch them on
             self.fabric = _make_fabric(self.device, options.precision)
             self.fabric.to_device(self.step_module)
@@ -90,6 +99,8 @@ class Trainer:
             wrapped, self.optimiser = self.fabric.setup(self.step_module, optimiser)
         self.progress = Progress()
         self.generator = torch.Generator(self.device).manual_seed(options.seed)
+        self._dropout = default_generator(self.device) if has_dropout(flow) else None
+        self._dropout_state: Tensor | None = None  # of a checkpoint
         self.average = self._copy_weights() if options.average else None
         self.best: dict[str, Tensor] | None = None
         self.metrics = MetricsLog(run, tensorboard=options.tensorboard)
@@ -125,10 +136,27 @@ class Trainer:
     def train(self) -> None:
         """Go on from where the run stands to its end; the flow then holds the best weights."""
         self.restore()
-        engine, self.not_captured = choose_engine(self.machinery, self.progress.step)
-        (error,) = Lockstep([self], engine).run()
+        with self._own_dropout():
+            engine, self.not_captured = choose_engine(self.machinery, self.progress.step)
+            (error,) = Lockstep([self], engine).run()
         if error is not None:
             raise error
+
+    @contextmanager
+    def _own_dropout(self) -> Iterator[None]:
+        """Within this block the process's generator, which dropout draws from, is this run's; it is given back as it was."""
+        if self._dropout is None:
+            yield
+            return
+        before = self._dropout.get_state()
+        if self._dropout_state is None:
+            self._dropout.manual_seed(_DROPOUT_SEEDS + self.options.seed)
+        else:
+            self._dropout.set_state(self._dropout_state)
+        try:
+            yield
+        finally:
+            self._dropout.set_state(before)
 
     def start(self) -> None:
         """The first step is next."""
@@ -264,6 +292,8 @@ class Trainer:
             "best": self.best or {},
             "random": {"generator": self.generator.get_state()},
         }
+        if self._dropout is not None:
+            groups["random"]["dropout"] = self._dropout.get_state()
         tensors = {f"{group}.{name}": t for group, named in groups.items() for name, t in named.items()}
         save_snapshot(self.run_folder, Snapshot(self.progress, tensors))
 
@@ -282,6 +312,7 @@ class Trainer:
             self.average[name].copy_(tensor)
         self.best = to_device(snapshot.group("best")) or None
         self.generator.set_state(snapshot.tensors["random.generator"])
+        self._dropout_state = snapshot.tensors.get("random.dropout")
         self._bound_sum.fill_(self.progress.bound_sum)
         self._restored = True
 

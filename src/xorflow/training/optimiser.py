@@ -66,7 +66,8 @@ class FusedAdam(torch.optim.Optimizer):
 def make_optimiser(module: nn.Module, options: Options, device: torch.device) -> torch.optim.Optimizer:
     """The optimiser that the options name; on CUDA its learning rate is a tensor, which a captured step can change.
 
-    Weight decay reaches matrices only: decaying a bias or the base would pull the likelihood itself.
+    Weight decay reaches the matrices of linear and recurrent layers only: decaying a bias or the base would pull the likelihood
+    itself, and embeddings and gains are no maps whose size it would limit.
     """
     return _make(_groups(module, options.weight_decay), _seen(module), options, device)
 
@@ -99,6 +100,8 @@ def _make(
 
 def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     matrices = [m.weight for m in module.modules() if isinstance(m, nn.Linear)]
+    cells = [m for m in module.modules() if isinstance(m, nn.RNNBase)]
+    matrices += [p for m in cells for name, p in m.named_parameters() if name.startswith("weight")]
     chosen = {id(p) for p in matrices}
     others = [p for p in module.parameters() if p.requires_grad and id(p) not in chosen]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from xorflow.errors import ConfigError
+from xorflow.training import recipes
 from xorflow.training.storage import read_json
 
 CONFIG_VERSION = 1
@@ -26,10 +27,19 @@ class Options:
         test: rows (or a fraction) of a file that test.
         data_seed: names the binarisation of the evaluation sets, or the split of a file.
         label: condition on MNIST's labels.
+        recipe: `none`, or a set of options by its name; options given beside it override its own. See xorflow recipes.
         layers: the depth L.
-        conditioner: `made` or `coupling`.
-        hidden: widths of each network's hidden layers.
-        order: `natural`, `reversed`, `alternating`, `random`, `random:SEED`, or one a layer, with commas.
+        conditioner: `made`, `coupling`, `transformer` or `recurrent`.
+        hidden: widths of the hidden layers of a MADE or a coupling.
+        width: of the vectors of a transformer, by default 256, or a recurrent network, by default 512.
+        blocks: of a transformer, by default 8, or layers of a recurrent network, by default 1.
+        heads: of a transformer's attention.
+        cell: of a recurrent network, `gru` or `lstm`.
+        dropout: the share of a transformer's or a recurrent network's units left out in training.
+        reach: how many rows and columns around a pixel those two look at directly; by default 2 for images.
+        order: `natural`, `reversed`, `alternating`, `random`, `random:SEED`, `columns` of images; or one a layer, with commas.
+        mixture: `none`; or the orderings, with commas, of several flows that are mixed; or how many orderings.
+        shared: the flows of a mixture share one network, if that is a transformer or a recurrent one.
         mask: of couplings, `checkerboard`, `halves`, `alternate` or `random`; every second layer flips it.
         direct: connections from input to output in each MADE.
         variant: layers see the running `state`, or each the choices of the layer before, a `chain`, in one ordering.
@@ -42,16 +52,18 @@ class Options:
         estimator: its name, with options as in `marginal:samples=8`.
         epochs: passes over the training data.
         batch_size: rows a step.
+        accumulate: how many parts the rows of a step pass in, one after the other, to save memory.
         lr: the highest learning rate.
         schedule: `cosine` to zero, or `constant`; both after the warm-up.
         warmup: steps over which the learning rate rises.
         optimiser: `adam`, `adamw` or `sgd`.
-        weight_decay: of matrices, not of biases or the base.
+        weight_decay: of matrices, not of biases, embeddings or the base.
         clip: the largest norm of the gradient (0: unlimited).
         average: decay of the exponential average of the weights, which is then what is evaluated (0: none).
         seed: of weights, order of rows, and noise.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps`.
         precision: `auto` (`tf32` on CUDA), `32-true`, `tf32` products, `bf16-mixed`, `16-mixed` or `64-true`; in training only.
+        compile: compile a transformer's blocks: a minute at the start, and quicker steps on CUDA.
         validate_every: epochs between validations.
         select: the weights kept are best on validation data by `likelihood`, or by that of the `greedy` reading.
         checkpoint_seconds: how often, at least, progress is saved.
@@ -64,10 +76,19 @@ class Options:
     test: float = 0.1
     data_seed: int = 0
     label: bool = False
+    recipe: str = recipes.NONE
     layers: int | None = 1
     conditioner: str = "made"
     hidden: tuple[int, ...] = (1024,)
+    width: int | None = None
+    blocks: int | None = None
+    heads: int = 8
+    cell: str = "gru"
+    dropout: float = 0.1
+    reach: int | None = None
     order: str = "natural"
+    mixture: str = "none"
+    shared: bool = True
     mask: str = "checkerboard"
     direct: bool = False
     variant: str = "state"
@@ -80,6 +101,7 @@ class Options:
     estimator: str = "marginal"
     epochs: int = 30
     batch_size: int = 128
+    accumulate: int = 1
     lr: float = 1e-3
     schedule: str = "cosine"
     warmup: int = 0
@@ -90,6 +112,7 @@ class Options:
     seed: int = 0
     device: str = "auto"
     precision: str = "auto"
+    compile: bool = False
     validate_every: int = 1
     select: str = "likelihood"
     checkpoint_seconds: float = 30.0
@@ -109,12 +132,15 @@ class Options:
                 raise ConfigError(f"{name} is below 2^40; got {getattr(self, name)}")
         if not 0 <= self.average < 1:
             raise ConfigError(f"average is a decay of at least 0 and below 1; got {self.average}")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout is a share of at least 0 and below 1; got {self.dropout}")
         if self.p0 is not None and not 0 < self.p0 < 1:
             raise ConfigError(f"p0 is a probability strictly between 0 and 1; got {self.p0}")
         if not 0 < self.lr < math.inf:
             raise ConfigError(f"lr is a number greater than 0; got {self.lr}")
         if any(not 1 <= width < 2**63 for width in self.hidden):
             raise ConfigError(f"hidden widths are at least 1 and below 2^63; got {list(self.hidden)}")
+        recipes.check_data(self.recipe, self.data)
 
     def to_json(self) -> dict[str, Any]:
         """As `config.json` holds them."""
@@ -122,12 +148,13 @@ class Options:
 
     def replace(self, **changes: Any) -> Options:
         """A copy with some options changed, checked."""
-        return from_mapping(self.to_json() | changes, "the options given")
+        return from_mapping(self.to_json() | recipes.expanded(changes), "the options given")
 
 
 OF_DATA = ("data", "validation", "test", "data_seed", "label")
 OF_A_MODEL = (
-    *("layers", "conditioner", "hidden", "order", "mask", "direct"),
+    *("recipe", "layers", "conditioner", "hidden", "width", "blocks", "heads", "cell", "dropout", "reach"),
+    *("order", "mixture", "shared", "mask", "direct"),
     *("variant", "own", "posterior", "transform", "base", "p0"),
 )
 """Options that describe a model, and mean nothing beside one that was built in Python."""
@@ -135,7 +162,8 @@ OF_A_MODEL = (
 _SEEDS = 2**40  # room for the number of an epoch beside the seed
 
 _CHOICES = {
-    "conditioner": ("made", "coupling"),
+    "conditioner": ("made", "coupling", "transformer", "recurrent"),
+    "cell": ("gru", "lstm"),
     "variant": ("state", "chain"),
     "posterior": ("none", "mlp", "made", "linear"),
     "transform": ("shift", "affine"),
@@ -152,8 +180,13 @@ _LEAST = {
     "test": 0,
     "data_seed": 0,
     "layers": 1,
+    "width": 1,
+    "blocks": 1,
+    "heads": 1,
+    "reach": 0,
     "epochs": 1,
     "batch_size": 1,
+    "accumulate": 1,
     "warmup": 0,
     "weight_decay": 0,
     "clip": 0,
@@ -168,7 +201,11 @@ HARMLESS = ("device", "checkpoint_seconds", "tensorboard", "evaluation_samples")
 
 
 def from_mapping(values: Mapping[str, Any], origin: str) -> Options:
-    """Options from names and values, each checked; `origin` says in an error where they came from."""
+    """Options from names and values, each checked; `origin` says in an error where they came from.
+
+    The options of a recipe that they name come first.
+    """
+    values = recipes.expanded(values)
     fields = {field.name: field for field in dataclasses.fields(Options)}
     unknown = [name for name in values if name not in fields]
     if unknown:

@@ -9,24 +9,31 @@ from xorflow import evaluate
 from xorflow.bases import FactorisedBase
 from xorflow.data import Dataset, Split
 from xorflow.evaluate import LogLikelihood
-from xorflow.flows import Flow, LatentFlow, refit_base
+from xorflow.flows import Flow, LatentFlow, Mixture, refit_base
 from xorflow.training.build import category_counts, category_frequencies
+from xorflow.training.step import Trainable
 
 _TRAIN_DRAW = 0
 """The seed of the one draw of stochastic training data on which a base is refitted."""
 
 
-def likelihood(flow: LatentFlow, split: Split, samples: int, seed: int = 0) -> LogLikelihood:
+def likelihood(flow: Trainable, split: Split, samples: int, seed: int = 0) -> LogLikelihood:
     """The best likelihood there is: exact if in closed form, otherwise the importance-sampled bound."""
-    if flow.has_closed_form:
+    if isinstance(flow, Mixture) or flow.has_closed_form:
         return evaluate.exact(flow, split)
     return evaluate.importance(
         flow, split, samples=samples, seed=seed, proposal="q" if flow.has_posterior else "p"
     )
 
 
-def refitted(flow: LatentFlow, train: Split) -> Flow:
-    """The deterministic reading on a base fitted to its residuals on the training data."""
+def refitted(flow: Trainable, train: Split) -> Flow | Mixture:
+    """The deterministic reading on a base fitted to its residuals on the training data; in a mixture, of each component."""
+    if isinstance(flow, Mixture):
+        return flow.of([_refitted(part, train) for part in flow if isinstance(part, LatentFlow)])
+    return _refitted(flow, train)
+
+
+def _refitted(flow: LatentFlow, train: Split) -> Flow:
     hard = train.frozen(_TRAIN_DRAW) if train.stochastic else train
     greedy = flow.greedy()
     context = hard.context if flow.context_features else None
@@ -34,7 +41,7 @@ def refitted(flow: LatentFlow, train: Split) -> Flow:
 
 
 def report(
-    flow: LatentFlow, dataset: Dataset, samples: int, parts: tuple[str, ...]
+    flow: Trainable, dataset: Dataset, samples: int, parts: tuple[str, ...]
 ) -> dict[str, dict[str, Any]]:
     """For each named part that exists, every likelihood of this flow, in nats."""
     was_training = flow.training
@@ -49,7 +56,8 @@ def report(
     return found
 
 
-def _report_split(flow: LatentFlow, refit: Flow, split: Split, samples: int) -> dict[str, Any]:
+def _report_split(flow: Trainable, refit: Flow | Mixture, split: Split, samples: int) -> dict[str, Any]:
+    parts = [part for part in flow if isinstance(part, LatentFlow)] if isinstance(flow, Mixture) else [flow]
     greedy = evaluate.greedy(flow, split)
     refitted_likelihood = evaluate.exact(refit, split)
     found = likelihood(flow, split, samples).summary() | {
@@ -57,10 +65,10 @@ def _report_split(flow: LatentFlow, refit: Flow, split: Split, samples: int) -> 
         "greedy_stderr": greedy.stderr,
         "refit_nll": refitted_likelihood.nll,
         "refit_stderr": refitted_likelihood.stderr,
-        "floor": float(flow.base.floor().detach()),
-        "layers": [dataclasses.asdict(use) for use in evaluate.layer_use(flow, split)],
+        "floor": float((flow.floor() if isinstance(flow, Mixture) else flow.base.floor()).detach()),
+        "layers": [dataclasses.asdict(use) for part in parts for use in evaluate.layer_use(part, split)],
     }
-    if flow.has_posterior:
+    if isinstance(flow, LatentFlow) and flow.has_posterior:
         found["elbo_nll"] = evaluate.elbo(flow, split).nll
     return found
 

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from xorflow.conditioners.transformer import attention_stacks
 from xorflow.data import Codec, Dataset
 from xorflow.errors import CheckpointError, ConfigError
 from xorflow.estimators import Estimator, Marginal
 from xorflow.flows import LatentFlow
+from xorflow.training import recipes
 from xorflow.training.build import (
     build_data,
     build_estimator,
@@ -38,9 +40,15 @@ from xorflow.training.options import (
 from xorflow.training.products import full_products
 from xorflow.training.results import independent_nll, report
 from xorflow.training.specs import flow_from_spec, flow_to_spec
+from xorflow.training.step import Trainable
 from xorflow.training.storage import TEMPORARY, load_tensors, read_json, save_tensors, write_bytes, write_json
 
-REMEDY = "lower --batch-size or --hidden"
+
+def remedy_for(options: Options) -> str:
+    """Which options lower the need of memory."""
+    if options.conditioner in ("transformer", "recurrent"):
+        return "raise --accumulate, or lower --batch-size, --width or --blocks"
+    return "lower --batch-size or --hidden"
 
 
 _SEEDED = threading.Lock()
@@ -48,7 +56,7 @@ _SEEDED = threading.Lock()
 
 
 def fit(
-    flow: LatentFlow,
+    flow: Trainable,
     data: Dataset,
     estimator: Estimator | None = None,
     *,
@@ -130,10 +138,21 @@ def check_run(options: Options, dataset: Dataset, *, model: dict | None = None) 
     _check(options, estimator, _fresh_flow(options, dataset, model))
 
 
-def _check(options: Options, estimator: Estimator, flow: LatentFlow) -> None:
+def _check(options: Options, estimator: Estimator, flow: Trainable) -> None:
     """What would stop a run, found before its folder is made."""
     check_precision(options.precision, resolve_device(options.device))
-    estimator.check(flow)
+    admitted = estimator.admit(flow)
+    if options.compile and not attention_stacks(flow):
+        raise ConfigError(
+            "--compile compiles the blocks of transformers, and this model has none; leave it out"
+        )
+    if options.accumulate > 1:
+        estimator.prepare(admitted)
+        if any(True for _ in estimator.parameters()):
+            raise ConfigError(
+                f"estimator {options.estimator!r} learns from the gradient of the whole batch, which --accumulate never has at "
+                "once; leave --accumulate out"
+            )
     if options.tensorboard:
         require_tensorboard()
 
@@ -174,7 +193,7 @@ def reopen_run(
 
 def _options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
     """The options of a run, with changes that do no harm, and all of its configuration."""
-    config = read_config_file(run)
+    config, changes = read_config_file(run), recipes.expanded(changes)
     options = options_of_config(config, run / "config.json")
     for name, value in changes.items():
         before = options.to_json()[name]
@@ -186,21 +205,21 @@ def _options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dic
     return options.replace(**changes), config
 
 
-def _new_flow(options: Options, dataset: Dataset, model: dict | None) -> LatentFlow:
+def _new_flow(options: Options, dataset: Dataset, model: dict | None) -> Trainable:
     flow = _fresh_flow(options, dataset, model)
     if options.start == "data":
         start_from_data(flow, dataset.train)
     return flow
 
 
-def _fresh_flow(options: Options, dataset: Dataset, model: dict | None) -> LatentFlow:
-    with _SEEDED, torch.random.fork_rng(devices=[]), out_of_memory_as_error(REMEDY):
+def _fresh_flow(options: Options, dataset: Dataset, model: dict | None) -> Trainable:
+    with _SEEDED, torch.random.fork_rng(devices=[]), out_of_memory_as_error(remedy_for(options)):
         torch.manual_seed(options.seed)
         return build_flow(options, dataset) if options.layers is not None else flow_from_spec(model or {})
 
 
 def _trainer(
-    flow: LatentFlow,
+    flow: Trainable,
     estimator: Estimator,
     dataset: Dataset,
     options: Options,
@@ -208,20 +227,20 @@ def _trainer(
     observer: Observer | None,
     stop: threading.Event | None = None,
 ) -> Trainer:
-    with out_of_memory_as_error(REMEDY):
+    with out_of_memory_as_error(remedy_for(options)):
         return Trainer(flow, estimator, dataset, options, run, observer, stop)
 
 
 def complete_run(trainer: Trainer) -> dict[str, Any]:
     """Train to the end; see `finish_run` for the rest."""
-    with out_of_memory_as_error(REMEDY):
+    with out_of_memory_as_error(remedy_for(trainer.options)):
         trainer.train()
     return finish_run(trainer)
 
 
 def finish_run(trainer: Trainer) -> dict[str, Any]:
     """Evaluate what was trained and, if the run has a folder, write weights and `result.json`; returns the latter."""
-    with out_of_memory_as_error(REMEDY):
+    with out_of_memory_as_error(remedy_for(trainer.options)):
         result = _result(trainer)
     run = trainer.run_folder
     if run is not None:
@@ -286,7 +305,7 @@ def holds_several(folder: Path) -> bool:
     return any(next(folder.glob(f"{depth}/config.json"), None) for depth in ("*", "*/*"))
 
 
-def write_config(run: Path, options: Options, flow: LatentFlow, dataset: Dataset) -> None:
+def write_config(run: Path, options: Options, flow: Trainable, dataset: Dataset) -> None:
     """`config.json`: every option, the architecture, and what the data look like."""
     config = {
         "version": CONFIG_VERSION,
@@ -366,10 +385,17 @@ class Run:
 
     folder: Path
     options: Options
-    flow: LatentFlow
+    flow: Trainable
     shape: tuple[int, ...] | None
     codec: Codec | None
     data_format: Mapping[str, Any]
+
+    @property
+    def latent(self) -> LatentFlow:
+        """The flow of a run that is no mixture."""
+        if not isinstance(self.flow, LatentFlow):
+            raise ConfigError(f"this takes the run of a single flow, and that in {self.folder} is a mixture")
+        return self.flow
 
     def data(self) -> Dataset:
         """The data that it was trained on."""
@@ -398,7 +424,7 @@ def open_run(run: Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Modu
     )
 
 
-def _install_weights(flow: LatentFlow, run: Path) -> None:
+def _install_weights(flow: Trainable, run: Path) -> None:
     weights = load_tensors(run, "weights")
     expected = flow.state_dict()
     for name, tensor in expected.items():
@@ -415,7 +441,7 @@ def _install_weights(flow: LatentFlow, run: Path) -> None:
 
 def load(
     run: str | Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Module]] | None = None
-) -> LatentFlow:
+) -> Trainable:
     """The trained flow of a run folder, ready to evaluate and sample; executes no code from it.
 
     Args:

@@ -8,28 +8,55 @@ from typing import Any
 from torch import nn
 
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners import MADE, MLP, Conditioner, Coupling
+from xorflow.conditioners import (
+    MADE,
+    MLP,
+    CausalTransformer,
+    Conditioner,
+    Coupling,
+    Recurrent,
+    SequenceConditioner,
+)
 from xorflow.errors import CheckpointError, ModelError
-from xorflow.flows import LatentFlow, Layer
+from xorflow.flows import LatentFlow, Layer, Mixture
 from xorflow.transforms import ModularAffine, ModularShift, Transform, Xor
 
 PARTS: dict[str, type[nn.Module]] = {
     "made": MADE,
     "mlp": MLP,
     "coupling": Coupling,
+    "transformer": CausalTransformer,
+    "recurrent": Recurrent,
     "shift": ModularShift,
     "xor": Xor,
     "affine": ModularAffine,
 }
 """The names by which configuration files call conditioners and transforms."""
 
+REORDERED = "reordered"
+"""The name of a conditioner that shares the network of an earlier one of the same model, in another ordering."""
 
-def flow_to_spec(flow: LatentFlow) -> dict[str, Any]:
+
+def flow_to_spec(flow: LatentFlow | Mixture) -> dict[str, Any]:
     """The architecture as JSON; conditioners and transforms outside `PARTS` are named by their class."""
+    shared: _Shared = []
+    if isinstance(flow, Mixture):
+        components = [_flow_to_spec(part, shared) for part in flow if isinstance(part, LatentFlow)]
+        if len(components) < len(flow):
+            raise ModelError("a mixture is kept as the latent flows it is made of, and this one has others")
+        return {"components": components, "learned": flow.learned}
+    return _flow_to_spec(flow, shared)
+
+
+_Shared = list[SequenceConditioner]
+"""The conditioners described so far whose network others may share."""
+
+
+def _flow_to_spec(flow: LatentFlow, shared: _Shared) -> dict[str, Any]:
     return {
         "layers": [
             {
-                "conditioner": _part_to_spec(layer.conditioner),
+                "conditioner": _conditioner_to_spec(layer.conditioner, shared),
                 "transform": _part_to_spec(layer.transform),
                 "posterior": None if layer.posterior is None else _part_to_spec(layer.posterior),
                 "relative": layer.relative,
@@ -40,19 +67,51 @@ def flow_to_spec(flow: LatentFlow) -> dict[str, Any]:
     }
 
 
-def flow_from_spec(spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]] | None = None) -> LatentFlow:
-    """Build the flow that a spec describes, with fresh weights; `parts` names classes of your own."""
+def flow_from_spec(
+    spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]] | None = None
+) -> LatentFlow | Mixture:
+    """Build the flow, or the mixture of flows, that a spec describes, with fresh weights; `parts` names your own classes."""
     known = PARTS | dict(parts or {})
+    shared: _Shared = []
     try:
-        layers = [_layer_from_spec(layer, known) for layer in spec["layers"]]
-        return LatentFlow(layers, FactorisedBase(**spec["base"]))
-    except (KeyError, TypeError, AttributeError) as error:
+        if "components" in spec:
+            components = [_flow_from_spec(part, known, shared) for part in spec["components"]]
+            return Mixture(components, learned=spec["learned"])
+        return _flow_from_spec(spec, known, shared)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"the model in this configuration is not one that this version can build ({error!r}); "
             "it may be damaged, or written by another version"
         ) from error
     except ModelError as error:
         raise CheckpointError(f"the model in this configuration is illegal: {error}") from error
+
+
+def _flow_from_spec(
+    spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]], shared: _Shared
+) -> LatentFlow:
+    layers = [_layer_from_spec(layer, parts, shared) for layer in spec["layers"]]
+    return LatentFlow(layers, FactorisedBase(**spec["base"]))
+
+
+def _conditioner_to_spec(conditioner: Conditioner, shared: _Shared) -> dict[str, Any]:
+    """One that shares its network with an earlier one is named by that one's number and its own ordering."""
+    if not isinstance(conditioner, SequenceConditioner):
+        return _part_to_spec(conditioner)
+    same = [index for index, other in enumerate(shared) if other.net is conditioner.net]
+    shared.append(conditioner)
+    own = _part_to_spec(conditioner)
+    return {"name": REORDERED, "of": same[0], "order": own["order"]} if same else own
+
+
+def _conditioner_from_spec(
+    spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]], shared: _Shared
+) -> Conditioner:
+    again = spec["name"] == REORDERED
+    found = shared[spec["of"]].reordered(spec["order"]) if again else _part_from_spec(spec, parts)
+    if isinstance(found, SequenceConditioner):
+        shared.append(found)
+    return found
 
 
 def _part_to_spec(part: Conditioner | Transform) -> dict[str, Any]:
@@ -71,10 +130,10 @@ def _part_from_spec(spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]
     return parts[name](**arguments)
 
 
-def _layer_from_spec(spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]]) -> Layer:
+def _layer_from_spec(spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]], shared: _Shared) -> Layer:
     posterior = spec["posterior"]
     return Layer(
-        _part_from_spec(spec["conditioner"], parts),
+        _conditioner_from_spec(spec["conditioner"], parts, shared),
         _part_from_spec(spec["transform"], parts),
         None if posterior is None else _part_from_spec(posterior, parts),
         spec.get("relative", False),

@@ -1,0 +1,47 @@
+"""`xorflow recipes`: the named sets of options that `xorflow train --recipe` takes."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from xorflow.training.recipes import RECIPES, Recipe
+
+EXAMPLES = """
+[bold]Examples[/bold]
+
+xorflow recipes
+
+xorflow recipes --json
+
+xorflow train --recipe transformer-10min --out runs/strong
+"""
+
+
+def recipes(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all options.")] = False,
+) -> None:
+    """Named sets of options: what each is for, and what to expect of it."""
+    if as_json:
+        typer.echo(json.dumps([recipe.to_json() for recipe in RECIPES.values()], indent=2))
+        return
+    console = Console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("recipe", "data", "minutes", "nats"):
+        table.add_column(column, no_wrap=True, justify="right" if column in ("minutes", "nats") else "left")
+    table.add_column("what it is")
+    for recipe in RECIPES.values():
+        table.add_row(
+            recipe.label, recipe.data, *_expected(recipe), Text(f"{recipe.summary} For {recipe.machine}.")
+        )
+    console.print(table)
+
+
+def _expected(recipe: Recipe) -> tuple[str, str]:
+    minutes = "-" if recipe.minutes is None else f"{recipe.minutes:.0f}"
+    return minutes, "-" if recipe.nll is None else f"{recipe.nll:.2f}"

@@ -1,0 +1,379 @@
+"""What networks that walk along an ordering share: what each step looks at, and how a walk is continued."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+
+from xorflow._states import Alphabet
+from xorflow.conditioners.base import Conditioner, Dependence, Source
+from xorflow.conditioners.orderings import Order, image_shape, ranks, resolve_order
+from xorflow.errors import ModelError
+
+_SMALL = 0.02
+"""The standard deviation of fresh weights; normalisation makes their scale matter little."""
+
+_STEPS_ON_CPU, _STEPS_ELSEWHERE = 2**15, 2**19
+"""Rows times features that pass at a time where no gradient is wanted: what bounds the memory of an evaluation."""
+
+
+class Dropout(nn.Dropout):
+    """Dropout where gradients are taken, and only there: a likelihood or a sample is the whole network's in training too."""
+
+    @property
+    def share(self) -> float:
+        """The share of units left out of this pass."""
+        return self.p if self.training and torch.is_grad_enabled() else 0.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        return dropout(input, self.share) if self.share else input
+
+
+def require_share(dropout: float) -> None:
+    """Refuse a dropout that is no share of units."""
+    if not 0 <= dropout < 1:
+        raise ModelError(f"dropout is a share of at least 0 and below 1, and got {dropout}")
+
+
+class Core(nn.Module, ABC):
+    """From a sequence of vectors to a sequence of vectors, each seeing itself and those before it."""
+
+    @abstractmethod
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(N, D, width) to the same shape."""
+
+    @abstractmethod
+    def memory(self, batch: int, steps: int, like: Tensor) -> Any:
+        """What a walk of that many steps remembers, before its first one."""
+
+    @abstractmethod
+    def extend(self, hidden: Tensor, memory: Any, first: int) -> tuple[Tensor, Any]:
+        """Steps `first` and following, (N, b, width), after those in memory: what they become, and the memory with them.
+
+        Steps that are extended by again replace those of the same numbers.
+        """
+
+
+class Positions(nn.Module):
+    """A vector for each feature; in an image, the sum of its row's and its column's."""
+
+    def __init__(self, features: int, width: int, shape: tuple[int, int] | None) -> None:
+        super().__init__()
+        sizes = (features,) if shape is None else shape
+        self.tables = nn.ParameterList(nn.Parameter(torch.randn(size, width) * _SMALL) for size in sizes)
+
+    def forward(self) -> Tensor:
+        """(D, width)."""
+        first, *others = self.tables
+        return first if not others else (first[:, None] + others[0]).flatten(0, 1)
+
+
+class Embedding(nn.Module):
+    """The vector that a step of the walk begins with, a linear function of the values it looks at.
+
+    Linear in the encoded values, so that relaxed states and their gradients pass through. A value that is not there yet, or
+    lies outside of the image, is told from a zero: each look that is seen adds a vector of its own.
+
+    Args:
+        features: D.
+        width: of the vectors.
+        shape: of the image, or None.
+        looks: how many values a step looks at.
+        inputs: how many floats these are.
+        context: C.
+    """
+
+    def __init__(
+        self, features: int, width: int, shape: tuple[int, int] | None, looks: int, inputs: int, context: int
+    ) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.randn(inputs, width) * _SMALL)
+        self.seen = nn.Parameter(torch.randn(looks, width) * _SMALL)
+        self.visited = Positions(features, width, shape)  # by the feature whose logits the step gives
+        self.came_from = Positions(features, width, shape)  # by the feature before it
+        self.context = nn.Parameter(torch.randn(context, width) * _SMALL) if context else None
+
+    def places(self, order: Tensor, seen: Tensor) -> Tensor:
+        """What does not depend on values: (D, width), in the ordering."""
+        here = self.visited().index_select(0, order)
+        before = self.came_from().index_select(0, order[:-1])
+        return here + torch.cat([torch.zeros_like(here[:1]), before]) + seen @ self.seen
+
+
+class SequenceNetwork(nn.Module):
+    """All weights that do not depend on an ordering, which several conditioners may therefore share."""
+
+    def __init__(
+        self, embed: Embedding, core: Core, width: int, outputs: tuple[int, int], drop: float
+    ) -> None:
+        super().__init__()
+        self.embed = embed
+        self.dropout = Dropout(drop)
+        self.core = core
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, outputs[1], bias=False)
+        nn.init.normal_(self.head.weight, std=_SMALL)
+        self.bias = nn.Parameter(torch.zeros(outputs))  # by feature
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Embedded steps (N, D, width) to outputs (N, D, O) without their bias, in the ordering."""
+        return self.outputs(self.core(self.dropout(hidden)))
+
+    def outputs(self, hidden: Tensor) -> Tensor:
+        # a handful of sums over the width: in full precision they cost nothing, and logits reach the likelihood unrounded
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self.head(self.norm(hidden.to(self.head.weight.dtype)))
+
+
+class SequenceConditioner(Conditioner):
+    """A network over the features as a sequence, in its ordering: step r gives the logits of the r-th feature visited.
+
+    Step r looks at the value of the feature visited before it and, in an image, at the pixels around its own that were visited
+    earlier, whatever the ordering. What else it may see reaches it through the core.
+
+    Args:
+        features: D.
+        width: of the vectors that the core works on.
+        order: `"natural"`, `"reversed"`, `"random:SEED"`, `"columns"` (of an image) or a permutation.
+        shape: (rows, columns) of an image, or None.
+        reach: a step looks at pixels at most that many rows and columns away.
+        categories: K, or K_d for each feature.
+        choices: U_d, the number of values of u; as many as categories by default (a shift).
+        sees: the inputs, each `before` or `up to`.
+        context: the number of context features, which every step sees.
+    """
+
+    net: SequenceNetwork
+    visits: Tensor
+    places: Tensor
+    looks: Tensor
+    seen: Tensor
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        width: int,
+        order: Order,
+        shape: Sequence[int] | None,
+        reach: int,
+        categories: int | Sequence[int],
+        choices: int | Sequence[int] | None,
+        sees: Mapping[str, str] | None,
+        context: int,
+    ) -> None:
+        image = None if shape is None else image_shape(shape, features, "a network on images")
+        super().__init__(
+            features,
+            categories=categories,
+            choices=choices,
+            sees=sees or {"state": "before"},
+            order=resolve_order(order, features, image),
+            context=context,
+        )
+        if set(self.sees.values()) - {Dependence.BEFORE, Dependence.UP_TO}:
+            raise ModelError(
+                f"{type(self).__name__} sees its inputs along an ordering, 'before' or 'up to' a feature; use MLP or "
+                "Coupling for others"
+            )
+        if width < 1:
+            raise ModelError(f"width is at least 1, and got {width}")
+        if reach < 0:
+            raise ModelError(f"reach is at least 0, and got {reach}")
+        self.width, self.shape, self.reach = width, image, reach
+        assert self.order is not None
+        self._order_as_given = order if isinstance(order, str) else list(self.order)
+        looks, seen = _table_of_looks(self.order, image, reach, list(self.sees.values()))
+        self.register_buffer("visits", torch.tensor(self.order), persistent=False)  # (D,)
+        self.register_buffer("places", ranks(self.order), persistent=False)  # (D,)
+        self.register_buffer("looks", looks, persistent=False)  # (sources, D, looks)
+        self.register_buffer("seen", seen.to(torch.get_default_dtype()), persistent=False)
+        self.ordering = nn.Parameter(torch.randn(width) * _SMALL)
+
+    def _network(self, core: Core, drop: float) -> SequenceNetwork:
+        looks = self.looks.shape[-1]
+        inputs = looks * sum(_floats(self.alphabet(source)) for source in self.sees)
+        count = len(self.sees) * looks
+        embed = Embedding(self.features, self.width, self.shape, count, inputs, self.context_features)
+        return SequenceNetwork(embed, core, self.width, (self.features, _floats(self.choices)), drop)
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {
+            "width": self.width,
+            "order": self._order_as_given,
+            "shape": None if self.shape is None else list(self.shape),
+            "reach": self.reach,
+            "sees": {str(source): str(dependence) for source, dependence in self.sees.items()},
+        }
+
+    def reordered(self, order: Order) -> Self:
+        """The same network in another ordering: all weights are shared but a vector that tells the orderings apart."""
+        settings: dict[str, Any] = self.config() | {"order": order}
+        twin = type(self)(**settings)
+        twin.net = self.net
+        return twin.to(self.ordering.device, self.ordering.dtype)
+
+    @torch.no_grad()
+    def start_at(self, logits: Tensor) -> None:
+        self.net.bias.copy_(logits.reshape(self.net.bias.shape).to(self.net.bias))
+
+    # ---- a whole pass ----
+
+    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
+        self._check_context(context)
+        values = [_split(self.alphabet(source), inputs[source]) for source in self.sees]  # (..., D, floats)
+        leads = [v.shape[:-2] for v in values] + ([] if context is None else [context.shape[:-1]])
+        lead = torch.broadcast_shapes(*leads)
+        rows = [v.expand(*lead, *v.shape[-2:]).reshape(-1, *v.shape[-2:]) for v in values]
+        if context is not None:
+            context = context.expand(*lead, context.shape[-1]).reshape(-1, context.shape[-1])
+        return self.shape_logits(self._in_parts(rows, context).reshape(*lead, self.choices.flat))
+
+    def _in_parts(self, rows: list[Tensor], context: Tensor | None) -> Tensor:
+        """The outputs (N, D, O) of rows (N, D, floats); where no gradient is wanted, of some rows at a time."""
+        total = len(rows[0])
+        steps = _STEPS_ON_CPU if rows[0].device.type == "cpu" else _STEPS_ELSEWHERE
+        size = max(1, steps // self.features)
+        if torch.is_grad_enabled() or total <= size:
+            return self._pass(rows, context)
+        parts = [slice(first, first + size) for first in range(0, total, size)]
+        return torch.cat(
+            [self._pass([r[p] for r in rows], None if context is None else context[p]) for p in parts]
+        )
+
+    def _pass(self, rows: list[Tensor], context: Tensor | None) -> Tensor:
+        hidden = self.embedded(rows, self.fixed_part(context), slice(None))
+        out = self.net(hidden)
+        if self.order != tuple(range(self.features)):
+            out = out.index_select(1, self.places)
+        return out + self.net.bias
+
+    def fixed_part(self, context: Tensor | None) -> Tensor:
+        """What steps begin with whatever the values are: (D, width), or (N, D, width) with a context."""
+        embed = self.net.embed
+        seen = self.seen.movedim(0, 1).flatten(1)
+        fixed = embed.places(self.visits, seen) + self.ordering
+        if context is None or embed.context is None:
+            return fixed
+        return fixed + (context.to(embed.context.dtype) @ embed.context).unsqueeze(-2)
+
+    def embedded(self, rows: list[Tensor], fixed: Tensor, steps: slice) -> Tensor:
+        """What some steps begin with, (N, b, width): `fixed`, and what they look at among the values (N, D, floats)."""
+        parts = []
+        for values, looks, seen in zip(rows, self.looks[:, steps], self.seen[:, steps], strict=True):
+            found = values.index_select(1, looks.flatten()).unflatten(1, looks.shape)  # (N, b, looks, floats)
+            parts.append((found * seen.unsqueeze(-1)).flatten(2))
+        return torch.cat(parts, -1) @ self.net.embed.values + fixed[..., steps, :]
+
+    # ---- a walk ----
+
+    def incremental(self, batch: int, context: Tensor | None, block_size: int) -> Walk | None:
+        """An evaluation that follows the ordering; None if the logits see more than one state strictly before d."""
+        if list(self.sees.values()) != [Dependence.BEFORE] or Source.OWN in self.sees:
+            return None
+        self._check_context(context)
+        return Walk(self, batch, context, block_size)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The features of ranks `first` to `last` - 1."""
+
+    first: int
+    last: int
+
+
+class Walk:
+    """One evaluation of a `SequenceConditioner` along its ordering, which remembers what the core made of earlier steps.
+
+    The logits of a step do not depend on the value that is found there: in blocks of one feature each step is taken once.
+
+    Args:
+        net: the conditioner.
+        batch: B.
+        context: (..., C) or None.
+        size: features in a block.
+    """
+
+    def __init__(self, net: SequenceConditioner, batch: int, context: Tensor | None, size: int) -> None:
+        edges = [*range(0, net.features, size), net.features]
+        self.blocks = [Block(*pair) for pair in itertools.pairwise(edges)]
+        self._net = net
+        (source,) = net.sees
+        like = net.net.bias
+        self._values = like.new_zeros(batch, net.features, _floats(net.alphabet(source)))
+        self._fixed = net.fixed_part(None if context is None else context.expand(batch, context.shape[-1]))
+        self._memory = net.net.core.memory(batch, net.features, like)
+        self._ahead = self._memory
+
+    def logits(self, block: Block, x: Tensor) -> Tensor:
+        """The outputs (B, b * O) of a block's features, at trial values x (B, b * floats) of the block itself."""
+        if block.last - block.first > 1:
+            self._put(block, x)
+        net, steps = self._net, slice(block.first, block.last)
+        hidden = net.embedded([self._values], self._fixed, steps)
+        hidden, self._ahead = net.net.core.extend(hidden, self._memory, block.first)
+        return (net.net.outputs(hidden) + net.net.bias[net.visits[steps]]).flatten(1)
+
+    def settle(self, block: Block, x: Tensor) -> None:
+        """The block's values are final; the last trial's were the same, but perhaps for the last feature."""
+        self._put(block, x)
+        self._memory = self._ahead
+
+    def _put(self, block: Block, x: Tensor) -> None:
+        visits = self._net.visits[block.first : block.last]
+        self._values.index_copy_(1, visits, x.unflatten(1, (len(visits), -1)))
+
+    def at_once(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
+        """There is no kernel for it."""
+        del y, uniforms
+
+
+def _floats(alphabet: Alphabet) -> int:
+    """How many floats stand for one feature."""
+    return alphabet.flat // alphabet.features
+
+
+def _split(alphabet: Alphabet, state: Tensor) -> Tensor:
+    """An encoded state as (..., D, floats)."""
+    return state.unsqueeze(-1) if alphabet.binary else state
+
+
+def _table_of_looks(
+    order: tuple[int, ...], shape: tuple[int, int] | None, reach: int, dependences: list[Dependence]
+) -> tuple[Tensor, Tensor]:
+    """For each source and step the features looked at, and whether they may be: both (sources, D, looks).
+
+    The first look is at the feature visited before the step's own, or at the own one where a source is seen up to it. The
+    others are at the pixels around it: those that the ordering visits later, or that are not there, are not seen.
+    """
+    visits, rank = torch.tensor(order), ranks(order)
+    before = torch.cat([visits[:1], visits[:-1]])
+    around, visible = _neighbours(visits, shape, reach)
+    visible = visible & (rank[around] < rank[visits, None])
+    begun = (torch.arange(len(order)) > 0)[:, None]
+    looks, seen = [], []
+    for dependence in dependences:
+        up_to = dependence is Dependence.UP_TO
+        looks.append(torch.cat([(visits if up_to else before)[:, None], around], 1))
+        seen.append(torch.cat([torch.ones_like(begun) if up_to else begun, visible], 1))
+    return torch.stack(looks), torch.stack(seen)
+
+
+def _neighbours(visits: Tensor, shape: tuple[int, int] | None, reach: int) -> tuple[Tensor, Tensor]:
+    """The pixels around each, (D, n), and whether they lie in the image; those that do not are replaced by the pixel."""
+    if shape is None or reach == 0:
+        return visits.new_zeros(len(visits), 0), torch.zeros(len(visits), 0, dtype=torch.bool)
+    rows, columns = shape
+    span = range(-reach, reach + 1)
+    offsets = torch.tensor([pair for pair in itertools.product(span, span) if pair != (0, 0)])
+    row, column = visits[:, None] // columns + offsets[:, 0], visits[:, None] % columns + offsets[:, 1]
+    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+    return torch.where(inside, row * columns + column, visits[:, None]), inside

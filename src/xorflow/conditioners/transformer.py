@@ -1,0 +1,218 @@
+"""A transformer as a conditioner: causal self-attention over the features, in any ordering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from xorflow.conditioners.orderings import Order
+from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner, Walk, require_share
+from xorflow.errors import ModelError
+
+Cache = list[tuple[Tensor, Tensor]]
+"""Keys and values (N, H, D, width / H) of each block of the network."""
+
+
+class CausalTransformer(SequenceConditioner):
+    r"""Causal self-attention over the features in the order in which they are visited.
+
+    Step r gives the logits of the feature :math:`d_r`. It begins with embeddings of where it is, of the value visited before it
+    and, in an image, of the pixels around it that were visited earlier; then each block adds attention to all steps up to r,
+    and a perceptron with one hidden layer. None of them has seen :math:`x_{d_r}` or anything visited later.
+
+    Cost: one pass for all logits, :math:`O(D\,\text{width}^2 + D^2\,\text{width})` for each block; sampling keeps keys and
+    values, and takes about as many operations as one pass, feature by feature.
+
+    Args:
+        features: D.
+        width: of the vectors, a multiple of `heads`.
+        depth: how many blocks.
+        heads: of each attention.
+        dropout: the share of units, and of attention weights, left out in training.
+        order: `"natural"`, `"reversed"`, `"random:SEED"`, `"columns"` (of an image) or a permutation.
+        shape: (rows, columns) of an image, or None.
+        reach: a step looks at pixels at most that many rows and columns away.
+        categories: K, or K_d for each feature.
+        choices: U_d, the number of values of u; as many as categories by default (a shift).
+        sees: the inputs, `{"state": "before"}` by default.
+        context: the number of context features, which every step sees.
+
+    >>> from xorflow.conditioners import Source
+    >>> net = CausalTransformer(6, width=8, depth=2, heads=2, shape=(2, 3))
+    >>> net({Source.STATE: torch.zeros(5, 6)}).shape
+    torch.Size([5, 6])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        width: int = 256,
+        depth: int = 8,
+        heads: int = 8,
+        dropout: float = 0.1,
+        order: Order = "natural",
+        shape: Sequence[int] | None = None,
+        reach: int = 2,
+        categories: int | Sequence[int] = 2,
+        choices: int | Sequence[int] | None = None,
+        sees: Mapping[str, str] | None = None,
+        context: int = 0,
+    ) -> None:
+        super().__init__(
+            features,
+            width=width,
+            order=order,
+            shape=shape,
+            reach=reach,
+            categories=categories,
+            choices=choices,
+            sees=sees,
+            context=context,
+        )
+        if depth < 1:
+            raise ModelError(f"a transformer has at least one block, and got depth={depth}")
+        if heads < 1 or width % heads:
+            raise ModelError(f"width is a multiple of heads, and got width={width} with heads={heads}")
+        require_share(dropout)
+        self.depth, self.heads, self.dropout = depth, heads, dropout
+        self.net = self._network(AttentionStack(width, depth, heads, dropout), dropout)
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {"depth": self.depth, "heads": self.heads, "dropout": self.dropout}
+
+    def incremental(self, batch: int, context: Tensor | None, block_size: int) -> Walk | None:
+        return super().incremental(batch, context, min(block_size, _FEATURES_AT_A_TIME))
+
+
+_BACKEND = "inductor"
+"""What compiles."""
+
+_FEATURES_AT_A_TIME = 1
+"""A block of several features is evaluated until it settles: more operations than the shorter walk saves."""
+
+
+class AttentionStack(Core):
+    """Blocks of attention and perceptrons, one after the other.
+
+    Args:
+        width: of the vectors.
+        depth: how many blocks.
+        heads: of each.
+        dropout: the share of units left out.
+    """
+
+    def __init__(self, width: int, depth: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self._compiled: Callable[[AttentionBlock, Tensor], Tensor] | None = None
+        self.blocks = nn.ModuleList(AttentionBlock(width, heads, dropout) for _ in range(depth))
+        for name, parameter in self.named_parameters():
+            if name.endswith(("attended.weight", "narrow.weight")):
+                # what enters the sum of all blocks is scaled so that the sum does not grow with their number
+                nn.init.normal_(parameter, std=0.02 / (2 * depth) ** 0.5)
+            elif name.endswith(("queries.weight", "wide.weight")):
+                nn.init.normal_(parameter, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def compile_blocks(self) -> None:
+        """Let passes with gradient run as compiled code: its kernels do several elementwise operations at a time."""
+        self._compiled = torch.compile(AttentionBlock.forward, dynamic=False, backend=_BACKEND)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        # an evaluation has batches of other sizes, and would be compiled for each
+        quick = self._compiled if torch.is_grad_enabled() else None
+        for block in self._each():
+            hidden = block(hidden) if quick is None else quick(block, hidden)
+        return hidden
+
+    def memory(self, batch: int, steps: int, like: Tensor) -> Cache:
+        return [block.cache(batch, steps, like) for block in self._each()]
+
+    def extend(self, hidden: Tensor, memory: Cache, first: int) -> tuple[Tensor, Cache]:
+        for block, cache in zip(self._each(), memory, strict=True):
+            hidden = block.extend(hidden, cache, first)
+        return hidden, memory
+
+    def _each(self) -> list[AttentionBlock]:
+        return [block for block in self.blocks if isinstance(block, AttentionBlock)]
+
+
+def attention_stacks(module: nn.Module) -> list[AttentionStack]:
+    """Those among the parts of a model."""
+    return [part for part in module.modules() if isinstance(part, AttentionStack)]
+
+
+class AttentionBlock(nn.Module):
+    """x + attention(norm(x)), and to that a perceptron of its norm.
+
+    Args:
+        width: of the vectors.
+        heads: into which queries, keys and values are cut.
+        dropout: the share of units left out.
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention = nn.LayerNorm(width)
+        self.queries = nn.Linear(width, 3 * width)  # and keys, and values
+        self.attended = nn.Linear(width, width)
+        self.before_perceptron = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.activation = nn.GELU()
+        self.narrow = nn.Linear(4 * width, width)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(N, D, width) to the same shape."""
+        queries, keys, values = self._split(hidden)
+        if hidden.dtype == torch.float64 and not self.dropout.share:
+            found = plain_attention(queries, keys, values)
+        else:
+            found = scaled_dot_product_attention(
+                queries, keys, values, dropout_p=self.dropout.share, is_causal=True
+            )
+        return self._join(hidden, found)
+
+    def _split(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (N, H, D, width / H): views, which the fused kernels read as they lie."""
+        parts = self.queries(self.before_attention(hidden)).split(hidden.shape[-1], -1)
+        queries, keys, values = (part.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in parts)
+        return queries, keys, values
+
+    def _join(self, hidden: Tensor, found: Tensor) -> Tensor:
+        hidden = hidden + self.dropout(self.attended(found.transpose(-3, -2).flatten(-2)))
+        inner = self.activation(self.wide(self.before_perceptron(hidden)))
+        return hidden + self.dropout(self.narrow(inner))
+
+    def cache(self, batch: int, steps: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Room for the keys and values of all steps."""
+        shape = (batch, self.heads, steps, self.wide.in_features // self.heads)
+        return like.new_empty(shape), like.new_empty(shape)
+
+    def extend(self, hidden: Tensor, cache: tuple[Tensor, Tensor], first: int) -> Tensor:
+        """Steps `first` and following, (N, b, width), which attend to those in the cache and become part of it."""
+        queries, *new = self._split(hidden)
+        last = first + hidden.shape[1]
+        for kept, part in zip(cache, new, strict=True):
+            kept[:, :, first:last] = part
+        keys, values = (kept[:, :, :last] for kept in cache)
+        return self._join(hidden, plain_attention(queries, keys, values, first))
+
+
+def plain_attention(queries: Tensor, keys: Tensor, values: Tensor, first: int = 0) -> Tensor:
+    """Causal attention of steps `first` and following as plain products.
+
+    Quicker than the fused kernels for the few queries of a walk; and in float64, the type of proofs, for which most devices
+    have no fused kernel, it can be differentiated twice and mapped over.
+    """
+    scores = (queries * keys.shape[-1] ** -0.5) @ keys.transpose(-2, -1)
+    if queries.shape[-2] > 1:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(first)
+        scores = scores.masked_fill(~seen, -torch.inf)
+    return scores.softmax(-1) @ values

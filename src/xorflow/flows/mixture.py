@@ -1,0 +1,297 @@
+"""A finite mixture of flows: one of them, drawn at random, makes x."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from xorflow._states import Alphabet
+from xorflow.errors import Intractable, ModelError
+from xorflow.flows.distribution import ModelDistribution
+from xorflow.flows.flow import Flow
+from xorflow.flows.latent import LatentFlow
+from xorflow.flows.layer import Layer
+from xorflow.flows.sampling import SampleNoise
+from xorflow.flows.trace import Point
+
+Component = Flow | LatentFlow
+
+
+@dataclass(frozen=True)
+class MixtureNoise:
+    """The uniforms that a sample is a function of: `component` (N,), which flow, and `rows`, the noise of whichever it is."""
+
+    component: Tensor
+    rows: SampleNoise
+
+
+class Mixture(nn.Module):
+    r"""Flows over the same space, each with a weight,
+
+    .. math:: p(x) = \sum_m w_m\, p_m(x),
+
+    for example one network under several orderings, or several networks. Exact by log-sum-exp where every component is.
+
+    .. math:: \log p(x) \ge \max_m \log p_m(x) + \log w_m
+
+    so it loses at most :math:`\log M` nats to its best component, image by image, and gains where they differ.
+
+    Args:
+        components: at least two flows, over the same categories and with the same context.
+        weights: their probabilities; equal ones by default.
+        learned: whether training may change the weights.
+
+    >>> from xorflow import FactorisedBase, Layer, MADE
+    >>> flows = [LatentFlow([Layer(MADE(3, order=o))], FactorisedBase(3)) for o in ("natural", "reversed")]
+    >>> Mixture(flows)().log_prob(torch.tensor([[0, 1, 1]])).shape
+    torch.Size([1])
+    """
+
+    def __init__(
+        self,
+        components: Sequence[Component],
+        weights: Sequence[float] | Tensor | None = None,
+        learned: bool = True,
+    ) -> None:
+        super().__init__()
+        _check(components)
+        self.components = nn.ModuleList(components)
+        self.learned = learned
+        start = _checked(weights, len(components)).log().to(torch.get_default_dtype())
+        self.logits = nn.Parameter(start, requires_grad=learned)
+
+    def __iter__(self) -> Iterator[Component]:
+        for component in self.components:
+            assert isinstance(component, Component)
+            yield component
+
+    def __len__(self) -> int:
+        return len(self.components)
+
+    def forward(self, context: Tensor | None = None) -> MixtureDistribution:
+        """The distribution of x, given `context`, as a `torch.distributions.Distribution`."""
+        return MixtureDistribution(self, context)
+
+    # ---- what it has in common with a flow ----
+
+    @property
+    def first(self) -> Component:
+        """The first component, which is like the others in all that they must share."""
+        return next(iter(self))
+
+    @property
+    def states(self) -> Alphabet:
+        return self.first.states
+
+    @property
+    def features(self) -> int:
+        return self.first.features
+
+    @property
+    def context_features(self) -> int:
+        return self.first.context_features
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.first.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.first.device
+
+    @property
+    def depth(self) -> int:
+        """That of the deepest component."""
+        return max(component.depth for component in self)
+
+    @property
+    def layers(self) -> list[Layer]:
+        """Those of all components, one component after the other."""
+        return [layer for component in self for layer in component.layers]
+
+    @property
+    def has_posterior(self) -> bool:
+        """Posteriors are of single flows."""
+        return False
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Never: which component makes x is drawn. The likelihood of deterministic components is exact at any depth."""
+        return False
+
+    @property
+    def last_layer_summable(self) -> bool:
+        """Whether every component's last layer can be summed out."""
+        return all(component.last_layer_summable for component in self)
+
+    @property
+    def has_closed_form(self) -> bool:
+        """Whether every component's likelihood is one pass."""
+        return all(isinstance(component, Flow) or component.has_closed_form for component in self)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Integers to the networks' floats."""
+        return self.first.encode(x)
+
+    def start(self, x: Tensor) -> Point:
+        """The beginning of each component's pass, from encoded data."""
+        return self.first.start(x)
+
+    def greedy(self) -> Mixture:
+        """The mixture of the components' deterministic readings, with these very weights; exact at any depth."""
+        readings = [
+            component.greedy() if isinstance(component, LatentFlow) else component for component in self
+        ]
+        return self.of(readings)
+
+    def of(self, components: Sequence[Component]) -> Mixture:
+        """Other components with these weights, which are shared."""
+        twin = Mixture(components, learned=self.learned)
+        twin.logits = self.logits
+        return twin
+
+    # ---- likelihood ----
+
+    def log_weights(self) -> Tensor:
+        """(M,)."""
+        return torch.log_softmax(self.logits, 0)
+
+    def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """Exact log p(x) in nats for encoded x, (B,); `Intractable` where that of a component is."""
+        parts = []
+        for number, component in enumerate(self, 1):
+            try:
+                parts.append(component.log_likelihood(x, context))
+            except Intractable as error:
+                raise Intractable(
+                    f"the likelihood of a mixture needs that of every component, and component {number} has none: {error}"
+                ) from None
+        return self._mixed(torch.stack(parts))
+
+    def log_marginal_total(self, point: Point, context: Tensor | None = None) -> Tensor:
+        """log p(x), (B,), of components that are latent flows in closed form; for training."""
+        latent = [component for component in self if isinstance(component, LatentFlow)]
+        return self._mixed(torch.stack([flow.log_marginal_total(point, context) for flow in latent]))
+
+    def check_trainable(self) -> None:
+        """Raise `ModelError` unless `log_marginal_total` is there: gradients need latent flows in closed form."""
+        for number, component in enumerate(self, 1):
+            if isinstance(component, Flow) or not component.has_closed_form:
+                raise ModelError(
+                    "a mixture is trained by the exact likelihood of latent flows of depth 1 that do not see their own u, "
+                    f"and component {number} is none: train its components first, and mix them then"
+                )
+
+    def _mixed(self, values: Tensor) -> Tensor:
+        """(M, ...) to (...)."""
+        weights = self.log_weights().to(values.dtype)
+        return torch.logsumexp(values + weights.view(-1, *(1,) * (values.dim() - 1)), 0)
+
+    @torch.no_grad()
+    def floor(self) -> Tensor:
+        r"""No mixture of flows on these bases has a smaller negative log-likelihood, in nats."""
+        best = torch.stack([-component.base.floor() for component in self])
+        return -torch.logsumexp(self.log_weights().double() + best, 0)
+
+    # ---- samples ----
+
+    def draw_noise(self, count: int, generator: torch.Generator | None = None) -> MixtureNoise:
+        """Fresh noise for some samples, on the mixture's device."""
+        component = torch.rand(count, dtype=self.dtype, device=self.device, generator=generator)
+        deepest = max(self, key=lambda component: component.depth)
+        return MixtureNoise(component, SampleNoise.draw(deepest, torch.Size([count]), generator))
+
+    @torch.no_grad()
+    def sample_with(self, noise: MixtureNoise, context: Tensor | None = None) -> Tensor:
+        """Integers x (N, D) as a function of given noise; each row is made by one component."""
+        below = self.log_weights().exp().cumsum(0)[:-1].to(noise.component.dtype)
+        chosen = (noise.component.unsqueeze(-1) > below).sum(-1)  # (N,)
+        x = torch.empty(len(chosen), self.features, dtype=torch.int64, device=self.device)
+        if context is not None:
+            context = context.expand(len(chosen), context.shape[-1])
+        for index, component in enumerate(self):
+            rows = (chosen == index).nonzero()[:, 0]
+            if not len(rows):
+                continue
+            own = SampleNoise(noise.rows.base[rows], noise.rows.layers[rows, : component.depth])
+            x[rows] = component.sample_with(own, None if context is None else context[rows])
+        return x
+
+
+class MixtureDistribution(ModelDistribution):
+    """The distribution of x under a mixture of flows. Integers in, checked once; int64 integers out.
+
+    Args:
+        mixture: the model.
+        context: (..., C), whose leading shape becomes the batch shape, or None.
+    """
+
+    def __init__(self, mixture: Mixture, context: Tensor | None = None) -> None:
+        super().__init__(mixture, context)
+        self.mixture = mixture
+
+    @torch.no_grad()
+    def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Independent draws of x, int64 (*sample_shape, *batch_shape, D)."""
+        lead = torch.Size(sample_shape) + self.batch_shape
+        noise = self.mixture.draw_noise(lead.numel(), generator)
+        x = self.mixture.sample_with(noise, self._rows_of_context(lead))
+        return x.reshape(*lead, self.mixture.features)
+
+    def complete(self, value: Tensor, known: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Not offered: what is known changes the weights of the components, which have different orderings."""
+        del value, known, generator
+        raise Intractable(
+            "completion needs p(x_d | x before d) in one ordering, and the components of a mixture may have several; "
+            "complete with one of them, as in mixture.components[0]().complete(...)"
+        )
+
+
+def _check(components: Sequence[Component]) -> None:
+    if len(components) < 2:
+        raise ModelError(
+            f"a mixture has at least two components, and got {len(components)}; a single flow needs no mixture"
+        )
+    for number, component in enumerate(components, 1):
+        if not isinstance(component, Component):
+            raise ModelError(
+                f"the components of a mixture are Flow or LatentFlow, and component {number} is a "
+                f"{type(component).__name__}"
+            )
+    first = components[0]
+    for number, other in enumerate(components[1:], 2):
+        if other.features != first.features:
+            raise ModelError(
+                f"the components of a mixture have the same features: component 1 has {first.features}, and "
+                f"component {number} has {other.features}"
+            )
+        if other.states != first.states:
+            raise ModelError(
+                f"the components of a mixture have the same categories: component 1 has {first.states.short()}, and "
+                f"component {number} has {other.states.short()}"
+            )
+        if other.context_features != first.context_features:
+            raise ModelError(
+                f"the components of a mixture see the same context: component 1 takes {first.context_features} "
+                f"features of it, and component {number} takes {other.context_features}"
+            )
+
+
+def _checked(weights: Sequence[float] | Tensor | None, count: int) -> Tensor:
+    if weights is None:
+        return torch.full((count,), 1 / count, dtype=torch.float64)
+    found = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
+    if found.shape != (count,):
+        raise ModelError(
+            f"a mixture has one weight for each of its {count} components, and got shape {tuple(found.shape)}"
+        )
+    if not bool((found > 0).all()) or abs(float(found.sum()) - 1) > 1e-6:
+        raise ModelError(
+            f"the weights of a mixture are positive and sum to 1, and got {[round(w, 6) for w in found.tolist()]}"
+        )
+    return found

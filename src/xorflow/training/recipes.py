@@ -1,0 +1,164 @@
+"""Named sets of options that are known to work, with what they are for and what to expect of them.
+
+A recipe is never changed in place: whoever changes its options raises its version. A run keeps the name and the version in its
+configuration, `NAME@VERSION`, beside all options, so that it can be repeated when the recipe has moved on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from xorflow.errors import ConfigError
+
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Options under a name.
+
+    Attributes:
+        name: what `--recipe` calls it.
+        version: of its options.
+        summary: one sentence.
+        options: those that differ from the defaults.
+        data: what it is for.
+        machine: on which its time was measured, or is meant to be.
+        minutes: about how long it trains there, if that was measured.
+        nll: the test likelihood that it reached, in nats, if that was measured.
+    """
+
+    name: str
+    version: int
+    summary: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    data: str = "mnist"
+    machine: str = "one H200"
+    minutes: float | None = None
+    nll: float | None = None
+
+    @property
+    def label(self) -> str:
+        """Name and version, as a run's configuration has them."""
+        return f"{self.name}@{self.version}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"options": dict(self.options)}
+
+
+_LONG = {
+    "optimiser": "adamw",
+    "clip": 1.0,
+    "average": 0.999,
+    "p0": 0.99999,
+    "validate_every": 4,
+    "checkpoint_seconds": 120.0,
+}
+"""What the long recipes have in common; a base that is almost certain of 0 leaves the likelihood to the network."""
+
+_TRANSFORMER = _LONG | {
+    "conditioner": "transformer",
+    "width": 256,
+    "blocks": 8,
+    "heads": 8,
+    "dropout": 0.1,
+    "batch_size": 128,
+    "lr": 2e-3,
+    "warmup": 500,
+    "weight_decay": 0.01,
+    "precision": "bf16-mixed",
+}
+
+_ALL = (
+    Recipe(
+        "demo",
+        1,
+        "The defaults: a MADE with one hidden layer of 1,024 units.",
+        machine="two cores",
+        minutes=2.6,
+        nll=90.5,
+    ),
+    Recipe(
+        "made-strong",
+        1,
+        "A MADE with two hidden layers of 4,096 units and direct connections.",
+        _LONG
+        | {
+            "hidden": [4096, 4096],
+            "direct": True,
+            "epochs": 60,
+            "batch_size": 256,
+            "lr": 1e-3,
+            "warmup": 200,
+            "weight_decay": 0.05,
+        },
+    ),
+    Recipe(
+        "transformer-10min",
+        1,
+        "A causal transformer of 8 blocks of width 256.",
+        _TRANSFORMER | {"epochs": 42},
+    ),
+    Recipe(
+        "transformer-25min",
+        1,
+        "A causal transformer of 12 blocks of width 320, trained for longer.",
+        _TRANSFORMER | {"width": 320, "blocks": 12, "heads": 10, "dropout": 0.15, "lr": 1.5e-3, "epochs": 52},
+    ),
+    Recipe(
+        "transformer-mixture",
+        1,
+        "One transformer of 8 blocks under two orderings, as a mixture.",
+        _TRANSFORMER | {"mixture": "2", "epochs": 52},
+    ),
+    Recipe(
+        "recurrent",
+        1,
+        "A recurrent network of width 512, which also looks at the pixels within four rows and columns.",
+        _LONG
+        | {
+            "conditioner": "recurrent",
+            "width": 512,
+            "blocks": 1,
+            "reach": 4,
+            "dropout": 0.1,
+            "batch_size": 256,
+            "epochs": 30,
+            "lr": 2e-3,
+            "warmup": 200,
+            "weight_decay": 0.01,
+        },
+    ),
+)
+
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
+"""By name."""
+
+
+def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with the options of the recipe that they name, if they name one; their own options override the recipe's.
+
+    >>> expanded({"recipe": "recurrent", "epochs": 3})["lr"]
+    0.002
+    """
+    name = values.get("recipe", NONE)
+    if (
+        not isinstance(name, str) or name == NONE or "@" in name
+    ):  # with a version: it has been expanded before
+        return dict(values)
+    if name not in RECIPES:
+        raise ConfigError(f"recipe is none or one of {', '.join(RECIPES)}; got {name!r}; see xorflow recipes")
+    recipe = RECIPES[name]
+    return {**recipe.options, **values, "recipe": recipe.label}
+
+
+def check_data(label: str, data: str) -> None:
+    """Refuse a recipe on data that it is not for."""
+    recipe = RECIPES.get(label.partition("@")[0])
+    if recipe is not None and recipe.data != data:
+        raise ConfigError(
+            f"recipe {recipe.name!r} is for {recipe.data}, and the data are {data}; leave --recipe out and choose options of "
+            "your own"
+        )

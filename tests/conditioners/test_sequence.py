@@ -1,0 +1,285 @@
+"""Transformers and recurrent networks: what they see, in any ordering, and that a walk gives what a whole pass gives."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import zoo
+from enumeration import all_states, draw_noise, sequential_sample
+from slopes import allowed, jacobian
+from xorflow import CausalTransformer, ModelError, Recurrent
+from xorflow.conditioners import Source
+from xorflow.conditioners.sequence import SequenceConditioner
+
+SHAPES = {1: (1, 1), 2: (1, 2), 4: (2, 2), 6: (3, 2), 12: (3, 4)}
+BOTH = ("transformer", "recurrent")
+
+
+def build(kind: str, features: int, seed: int = 0, **options) -> SequenceConditioner:
+    """A narrow network whose weights are all of one size, in float64."""
+    torch.manual_seed(seed)
+    if kind == "transformer":
+        net = CausalTransformer(features, **({"width": 8, "depth": 2, "heads": 2, "dropout": 0.0} | options))
+    else:
+        net = Recurrent(features, **({"width": 6} | options))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.normal_(std=0.4)
+    return net.double()
+
+
+@st.composite
+def networks(draw, features=(1, 2, 3, 4, 5, 6), by_order=("before", "up to")):
+    count = draw(st.sampled_from(features))
+    sizes = st.lists(st.integers(1, 3), min_size=count, max_size=count)
+    sources = draw(
+        st.lists(st.sampled_from(["state", "previous", "own", "x"]), min_size=1, max_size=2, unique=True)
+    )
+    options = {
+        "order": tuple(draw(st.permutations(range(count)))),
+        "shape": SHAPES.get(count) if draw(st.booleans()) else None,
+        "reach": draw(st.integers(0, 2)),
+        "categories": draw(st.one_of(st.integers(2, 3), sizes)),
+        "sees": {source: draw(st.sampled_from(by_order)) for source in sources},
+        "context": draw(st.integers(0, 2)),
+    }
+    kind = draw(st.sampled_from(BOTH))
+    if kind == "recurrent":
+        options |= {"cell": draw(st.sampled_from(["gru", "lstm"])), "depth": draw(st.integers(1, 2))}
+    return build(kind, count, draw(st.integers(0, 99)), **options)
+
+
+@given(networks())
+def test_exactly_what_is_allowed_is_seen(net):
+    """Along any permutation, of images too: no slope where it must not look, and some slope where it may."""
+    for source, dependence in net.sees.items():
+        found, may = jacobian(net, source), allowed(net, dependence)
+        sizes = torch.tensor(net.alphabet(source).sizes)
+        assert bool((found[~may] == 0).all())
+        free = (
+            torch.tensor(net.choices.sizes) > 1
+        )  # the one logit of a feature without choices may be anything
+        assert bool((found[free][:, sizes > 0] > 0)[may[free]].all())
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("order", ["natural", "reversed", "columns", "columns-reversed", "random:4"])
+def test_larger_images_in_named_orderings(kind, order):
+    net = build(kind, 12, order=order, shape=(3, 4), reach=2)
+    assert torch.equal(jacobian(net, Source.STATE) > 0, allowed(net, net.sees[Source.STATE]))
+
+
+@pytest.mark.parametrize("order", ["natural", "columns", "random:1"])
+def test_steps_look_at_the_pixels_around_them_that_came_earlier(order):
+    net = CausalTransformer(20, width=4, depth=1, heads=1, shape=(4, 5), order=order, reach=1)
+    place = {d: rank for rank, d in enumerate(net.order)}
+    for rank, d in enumerate(net.order):
+        row, column = divmod(d, 5)
+        around = {
+            r * 5 + c
+            for r in range(max(row - 1, 0), min(row + 2, 4))
+            for c in range(max(column - 1, 0), min(column + 2, 5))
+            if place[r * 5 + c] < rank
+        }
+        looked = [int(e) for e, seen in zip(net.looks[0, rank], net.seen[0, rank], strict=True) if seen]
+        assert looked[: int(rank > 0)] == list(net.order[max(rank - 1, 0) : rank])
+        assert sorted(looked[int(rank > 0) :]) == sorted(around)
+
+
+@given(networks(), st.integers(1, 7))
+@settings(max_examples=40)
+def test_walking_along_the_order_gives_the_logits_of_a_whole_pass(net, size):
+    generator = torch.Generator().manual_seed(0)
+    shape = (5, net.features) if net.states.binary else (5, net.features, net.states.width)
+    x = torch.rand(shape, generator=generator, dtype=torch.float64)
+    context = torch.rand(5, net.context_features, generator=generator, dtype=torch.float64)
+    context = context if net.context_features else None
+    walk = SequenceConditioner.incremental(net, 5, context, size)
+    if list(net.sees.values()) != ["before"] or Source.OWN in net.sees:
+        assert walk is None
+        return
+    if net.alphabet(next(iter(net.sees))) is not net.states:
+        return
+    with torch.no_grad():
+        expected = net(dict.fromkeys(net.sees, x), context).reshape(5, net.features, -1)[:, list(net.order)]
+        visited = x.reshape(5, net.features, -1)[:, list(net.order)]
+        for block in walk.blocks:
+            part = visited[:, block.first : block.last].flatten(1)
+            walk.logits(block, torch.rand_like(part))  # a trial, which leaves no trace
+            found = walk.logits(block, part).reshape(5, block.last - block.first, -1)
+            torch.testing.assert_close(found, expected[:, block.first : block.last], rtol=0, atol=1e-12)
+            walk.settle(block, part)
+    assert [d for block in walk.blocks for d in range(block.first, block.last)] == list(range(net.features))
+
+
+@pytest.mark.parametrize("size", [1, 5])
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("categories", [2, 3])
+def test_cached_samples_are_those_of_whole_passes(kind, categories, size, monkeypatch):
+    """In float64 the very integers, on the same noise: of D sequential passes, and of whole passes until nothing changes."""
+    monkeypatch.setattr("xorflow.conditioners.transformer._FEATURES_AT_A_TIME", size)
+    net = build(kind, 20, shape=(4, 5), order="random:2", categories=categories)
+    flow = zoo.flow(zoo.Layer(net)).double()
+    noise = draw_noise(flow, 30)
+    passes: list[int] = []
+    net.register_forward_hook(lambda *_: passes.append(1))
+    found = flow.sample_with(noise)
+    assert len(passes) == 1  # the one that confirms
+    with torch.no_grad():
+        assert torch.equal(found, sequential_sample(flow, flow.base.sample(noise.base), noise.layers, None))
+    monkeypatch.setattr(type(net), "incremental", lambda *_: None)
+    assert torch.equal(flow.sample_with(noise), found)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_pass_without_gradient_may_come_in_parts(kind, monkeypatch):
+    net = build(kind, 4, context=2)
+    x, context = torch.rand(7, 4).double(), torch.rand(7, 2).double()
+    whole = net({Source.STATE: x}, context)
+    monkeypatch.setattr("xorflow.conditioners.sequence._STEPS_ON_CPU", 8)
+    with torch.no_grad():
+        torch.testing.assert_close(net({Source.STATE: x}, context), whole.detach(), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_inputs_of_different_leading_shapes_broadcast(kind):
+    net = build(kind, 3, sees={"x": "before", "state": "before"}, context=2)
+    inputs = {Source.X: torch.rand(5, 3).double(), Source.STATE: torch.rand(7, 5, 3).double()}
+    context = torch.rand(5, 2).double()
+    found = net(inputs, context)
+    assert found.shape == (7, 5, 3)
+    one = net({Source.X: inputs[Source.X][2], Source.STATE: inputs[Source.STATE][4, 2]}, context[2])
+    torch.testing.assert_close(found[4, 2], one, rtol=0, atol=1e-12)
+
+
+# ---- one network in several orderings ----
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_reordered_shares_the_weights(kind):
+    net = build(kind, 6, shape=(2, 3), context=1)
+    other = net.reordered("columns-reversed")
+    assert other.order == (5, 2, 4, 1, 3, 0)
+    assert other.net is net.net
+    apart = {name for name, p in other.named_parameters() if all(p is not q for q in net.parameters())}
+    assert apart == {"ordering"}
+    assert torch.equal(jacobian(other, Source.STATE) > 0, allowed(other, other.sees[Source.STATE]))
+    alone = type(net)(**other.config()).double()
+    alone.load_state_dict(other.state_dict())
+    x, context = torch.rand(4, 6).double(), torch.rand(4, 1).double()
+    assert torch.equal(alone({Source.STATE: x}, context), other({Source.STATE: x}, context))
+    twins = copy.deepcopy(torch.nn.ModuleList([net, other]))
+    assert twins[0].net is twins[1].net
+
+
+# ---- dropout ----
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_dropout_is_for_gradients_alone(kind):
+    """A likelihood or a sample is the whole network's, in training mode too."""
+    net = build(kind, 6, dropout=0.5)
+    flow = zoo.flow(zoo.Layer(net)).double().train()
+    x = all_states((2,) * 6)
+    torch.manual_seed(0)
+    drawn = [flow.log_marginal_total(flow.start(flow.encode(x))).detach() for _ in range(2)]
+    assert not torch.allclose(*drawn)
+    state = torch.get_rng_state()
+    exact, noise = flow().log_prob(x), draw_noise(flow, 20)
+    sample = flow.sample_with(noise)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert abs(float(exact.exp().sum()) - 1) < 1e-10
+    flow.eval()
+    assert torch.equal(flow().log_prob(x), exact)
+    assert torch.equal(flow.sample_with(noise), sample)
+    whole = flow.log_marginal_total(flow.start(flow.encode(x)))
+    torch.testing.assert_close(whole.detach(), exact, rtol=0, atol=1e-12)
+
+
+# ---- the rest ----
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("categories", [2, 3, (2, 3, 4)])
+def test_they_start_where_they_are_told(kind, categories):
+    net = build(kind, 3, order="random:1", categories=categories)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+    logits = torch.randn((3,) if net.choices.binary else (3, net.choices.width)).double()
+    net.start_at(logits)
+    zero = net.states.encode(torch.zeros(2, 3, dtype=torch.int64), torch.float64)
+    found = net({Source.STATE: zero})
+    torch.testing.assert_close(found, logits.expand(found.shape), rtol=0, atol=0)
+
+
+def test_fused_attention_is_the_plain_one():
+    torch.manual_seed(0)
+    net = CausalTransformer(30, width=16, depth=2, heads=4, dropout=0.0)
+    x = torch.rand(3, 30)
+    fused = net({Source.STATE: x})
+    torch.testing.assert_close(fused.double(), net.double()({Source.STATE: x.double()}), rtol=0, atol=1e-5)
+
+
+def test_bfloat16_is_near():
+    """Products are rounded, logits are not: they come in float32, and close."""
+    net = build("transformer", 30).float()
+    x = torch.rand(3, 30)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = net({Source.STATE: x})
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, net({Source.STATE: x}), rtol=0, atol=0.2)
+
+
+def refused(kind: str) -> list[tuple[dict, str]]:
+    shared: list[tuple[dict, str]] = [
+        ({"width": 0}, "width is at least 1, and got 0"),
+        ({"depth": 0}, "at least one (block|layer), and got depth=0"),
+        ({"reach": -1}, "reach is at least 0, and got -1"),
+        ({"dropout": 1.0}, "below 1, and got 1.0"),
+        ({"shape": (2, 2)}, r"shape of 6 features, and got shape=\(2, 2\)"),
+        ({"order": "columns"}, "'columns' needs the two-dimensional shape of 6 features, and got shape=None"),
+        ({"order": "sideways"}, "'natural', 'reversed'.*'sideways'"),
+        ({"sees": {"state": "all"}}, "'before' or 'up to' a feature; use MLP or Coupling"),
+        ({"features": 0}, "at least one feature"),
+        ({"context": -1}, "at least 0, and got -1"),
+    ]
+    own = {
+        "transformer": ({"width": 6, "heads": 4}, "multiple of heads, and got width=6 with heads=4"),
+        "recurrent": ({"cell": "rnn"}, "cell is one of gru, lstm, and got 'rnn'"),
+    }
+    return [*shared, own[kind]]
+
+
+@pytest.mark.parametrize(("kind", "options", "words"), [(k, *case) for k in BOTH for case in refused(k)])
+def test_what_they_refuse(kind, options, words):
+    usual = {"features": 6, "width": 8} | ({"heads": 2} if kind == "transformer" else {})
+    with pytest.raises(ModelError, match=words):
+        (CausalTransformer if kind == "transformer" else Recurrent)(**(usual | options))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_context_of_the_wrong_width_is_refused(kind):
+    net = build(kind, 2, context=2)
+    for given_context in (None, torch.zeros(1, 3)):
+        with pytest.raises(ModelError, match="made for 2 context features"):
+            net({Source.STATE: torch.zeros(1, 2).double()}, given_context)
+
+
+def slopes(net: SequenceConditioner, x: Tensor) -> Tensor:
+    return torch.autograd.grad(net({Source.STATE: x}).sum(), x)[0]
+
+
+def test_relaxed_states_carry_gradients():
+    """As straight-through gradients need: the slope at a relaxed input is that of differences."""
+    net = build("transformer", 4, categories=3)
+    x = torch.rand(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    step = torch.zeros_like(x)
+    step[1, 0, 2] = 1e-6
+    with torch.no_grad():
+        difference = (net({Source.STATE: x + step}).sum() - net({Source.STATE: x - step}).sum()) / 2e-6
+    assert float(slopes(net, x)[1, 0, 2]) == pytest.approx(float(difference), rel=1e-5)

@@ -1,0 +1,101 @@
+"""Recipes: legal options under a name and a version, kept by the runs that use them."""
+
+from pathlib import Path
+
+import pytest
+
+from tiny_runs import read, rows_file
+from xorflow import data
+from xorflow.errors import ConfigError
+from xorflow.flows import LatentFlow, Mixture
+from xorflow.training import Options, build_data, build_flow, from_mapping, read_config
+from xorflow.training.recipes import RECIPES, Recipe, expanded
+from xorflow.training.run import resume_run, train_run
+
+
+@pytest.fixture
+def cooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe named `stew` for a file of rows."""
+    path = rows_file(tmp_path / "rows.npy")
+    options = {"data": str(path), "hidden": [8], "epochs": 2, "batch_size": 32, "device": "cpu"}
+    monkeypatch.setitem(RECIPES, "stew", Recipe("stew", 3, "Small.", options, data=str(path)))
+    return path
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_legal_and_describes_itself(name: str) -> None:
+    recipe = RECIPES[name]
+    options = Options().replace(recipe=name)
+    assert options == from_mapping({"recipe": name}, "here")
+    assert options.recipe == f"{name}@{recipe.version}" == recipe.label
+    assert options.data == recipe.data
+    assert recipe.summary.endswith(".")
+    for key, value in recipe.options.items():
+        assert options.to_json()[key] == value
+
+
+def test_recipes_build_models() -> None:
+    digits = data.mnist()
+    small = {"width": 8, "blocks": 1, "heads": 2, "hidden": [8]}
+    for name in RECIPES:
+        options = Options().replace(recipe=name, **small)
+        flow = build_flow(options, digits)
+        assert isinstance(flow, Mixture if name == "transformer-mixture" else LatentFlow)
+
+
+def test_the_demo_is_the_defaults_and_has_its_figures() -> None:
+    assert Options().replace(recipe="demo") == Options(recipe="demo@1")
+    result = read(Path(__file__).parents[2] / "results/demo/result.json")
+    assert RECIPES["demo"].nll == pytest.approx(result["test"]["nll"], abs=0.05)
+    assert RECIPES["demo"].minutes == pytest.approx(result["seconds"] / 60, abs=0.1)
+
+
+def test_what_is_given_beside_a_recipe_overrides_it() -> None:
+    options = Options().replace(recipe="transformer-10min", epochs=3, lr=0.5)
+    assert (options.epochs, options.lr, options.width) == (3, 0.5, 256)
+    assert from_mapping({"epochs": 3, "recipe": "recurrent"}, "here").epochs == 3
+
+
+def test_what_a_run_keeps_is_not_expanded_again() -> None:
+    """A newer version of a recipe, or one that is gone, changes nothing about a run that used it."""
+    kept = Options().replace(recipe="recurrent", epochs=3).to_json()
+    assert from_mapping(kept, "config.json").to_json() == kept
+    assert expanded({"recipe": "gone@7", "epochs": 3}) == {"recipe": "gone@7", "epochs": 3}
+    assert from_mapping({"recipe": "gone@7"}, "here").recipe == "gone@7"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"recipe": "soup"}, "recipe is none or one of demo, made-strong"),
+        ({"recipe": "transformer-10min", "data": "people.csv"}, "is for mnist, and the data are people.csv"),
+        ({"recipe": 3}, "recipe is a text; got 3"),
+    ],
+)
+def test_recipes_that_do_not_fit_are_one_line(given: dict, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        from_mapping(given, "here")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_keeps_the_recipe_with_its_version(cooked: Path, tmp_path: Path) -> None:
+    train_run(Options().replace(recipe="stew", epochs=1), tmp_path / "run")
+    config = read(tmp_path / "run/config.json")
+    assert (config["recipe"], config["epochs"], config["hidden"]) == ("stew@3", 1, [8])
+    assert build_data(read_config(tmp_path / "run/config.json")[0]).name
+    with pytest.raises(ConfigError, match=r"epochs is 1 in .* and 2 here"):
+        resume_run(tmp_path / "run", {"recipe": "stew"})
+    assert resume_run(tmp_path / "run", {"recipe": "stew", "epochs": 1})["epochs"] == 1
+
+
+def test_a_recipe_that_moved_on_does_not_continue_a_run(
+    cooked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_run(Options().replace(recipe="stew"), tmp_path / "run")
+    monkeypatch.setitem(
+        RECIPES, "stew", Recipe("stew", 4, "Small.", RECIPES["stew"].options, data=str(cooked))
+    )
+    with pytest.raises(ConfigError, match=r"recipe is 'stew@3' in .* and 'stew@4' here"):
+        resume_run(tmp_path / "run", {"recipe": "stew"})
+    assert resume_run(tmp_path / "run", {})["epochs"] == 2

@@ -1,0 +1,284 @@
+"""Runs of transformers, recurrent networks and mixtures: options, dropout and its noise, parts of a batch."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import xorflow as xf
+from tiny_runs import StopAt, assert_same_run, images_file, read, rows_file, tiny_dataset, tiny_options
+from xorflow.conditioners import CausalTransformer, Recurrent, SequenceConditioner
+from xorflow.errors import ConfigError, ModelError
+from xorflow.estimators import Marginal
+from xorflow.flows import LatentFlow, Mixture
+from xorflow.training import (
+    Interrupted,
+    Options,
+    build_data,
+    build_estimator,
+    build_flow,
+    load,
+    open_run,
+    resume_run,
+    train_run,
+)
+from xorflow.training.build import mixture_orders
+from xorflow.training.engine import has_dropout
+from xorflow.training.loop import Trainer
+from xorflow.training.optimiser import make_optimiser
+from xorflow.training.step import Step
+
+TRANSFORMER = {"conditioner": "transformer", "width": 8, "heads": 2, "blocks": 1}
+RECURRENT = {"conditioner": "recurrent", "width": 8, "blocks": 1}
+KINDS: dict[str, dict[str, Any]] = {
+    "transformer": TRANSFORMER | {"dropout": 0.3},
+    "recurrent": RECURRENT | {"dropout": 0.3, "cell": "lstm"},
+    "mixture": TRANSFORMER | {"dropout": 0.2, "mixture": "natural,columns,random:1"},
+    "mixture of MADEs": {"mixture": "2", "hidden": [8]},
+}
+
+
+def images(folder: Path, kind: str, **changes: Any) -> Options:
+    return tiny_options(images_file(folder / "images.npy"), **(KINDS[kind] | changes))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupted_run_with_dropout_goes_on_to_the_same_weights(tmp_path: Path, kind: str) -> None:
+    """The numbers that dropout draws are part of a checkpoint; the process's own generator is left as it was."""
+    options = images(tmp_path, kind, epochs=3, average=0.9)
+    before = torch.random.get_rng_state()
+    train_run(options, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train_run(options, tmp_path / "parts", StopAt({3}))
+    torch.rand(5)  # a process that goes on draws other numbers in between
+    resume_run(tmp_path / "parts", {})
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    torch.random.set_rng_state(before)
+    train_run(options, tmp_path / "again")
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert_same_run(tmp_path / "again", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_are_read_back(tmp_path: Path, kind: str) -> None:
+    options = images(tmp_path, kind)
+    result = train_run(options, tmp_path / "run")
+    opened = open_run(tmp_path / "run")
+    test = opened.data().test
+    assert test is not None
+    assert result["test"]["kind"] == "exact"
+    assert xf.evaluate.exact(opened.flow, test).nll == pytest.approx(result["test"]["nll"], abs=1e-9)
+    greedy = xf.evaluate.greedy(opened.flow, test).nll
+    assert greedy == pytest.approx(result["test"]["greedy_nll"], abs=1e-9)
+    assert result["test"]["floor"] <= result["test"]["nll"]
+    assert load(tmp_path / "run")().sample((3,)).shape == (3, 20)
+    trained = sum(p.numel() for p in opened.flow.parameters())
+    assert result["parameters"] == trained
+
+
+def test_dropout_has_numbers_of_its_own(tmp_path: Path) -> None:
+    options = images(tmp_path, "transformer")
+    dataset = build_data(options)
+    trainer = Trainer(build_flow(options, dataset), Marginal(), dataset, options)
+    assert has_dropout(trainer.flow)
+    with trainer._own_dropout():
+        assert torch.default_generator.initial_seed() != trainer.generator.initial_seed()
+    assert not has_dropout(build_flow(options.replace(dropout=0), dataset))
+
+
+# ---- parts of a batch ----
+
+
+def _trained(flow: LatentFlow | Mixture, **options: Any) -> list[torch.Tensor]:
+    usual = {"epochs": 2, "batch_size": 28, "device": "cpu", "optimiser": "sgd", "precision": "64-true"}
+    estimator = build_estimator(options.pop("estimator", "marginal"))
+    Trainer(flow, estimator, tiny_dataset(context=True), Options().replace(**(usual | options))).train()
+    return [p.detach() for p in flow.parameters()]
+
+
+@pytest.mark.parametrize("parts", [2, 3, 28, 100])
+@pytest.mark.parametrize(
+    ("layers", "estimator"),
+    [
+        (1, "marginal"),
+        (2, "marginal:samples=2"),
+        (1, "special-case:baseline=none"),
+        (2, "straight-through"),
+    ],
+)
+def test_a_batch_in_parts_has_the_same_gradient(layers: int, estimator: str, parts: int) -> None:
+    def flow() -> LatentFlow:
+        torch.manual_seed(0)
+        made = [xf.Layer(xf.MADE(6, (8,), categories=3, context=3)) for _ in range(layers)]
+        return LatentFlow(made, xf.FactorisedBase(6, categories=3, learned=True))
+
+    whole, cut = (_trained(flow(), estimator=estimator, accumulate=count) for count in (1, parts))
+    for found, expected in zip(cut, whole, strict=True):
+        assert found.dtype == torch.float64
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_mixture_in_parts_too() -> None:
+    def mixture() -> Mixture:
+        torch.manual_seed(0)
+        net = CausalTransformer(6, width=8, depth=1, heads=2, dropout=0.0, categories=3, context=3)
+        nets = [net, net.reordered("reversed")]
+        return Mixture(
+            [LatentFlow([xf.Layer(n)], xf.FactorisedBase(6, categories=3, learned=True)) for n in nets]
+        )
+
+    for found, expected in zip(_trained(mixture(), accumulate=3), _trained(mixture()), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_the_record_of_an_epoch_in_parts(tmp_path: Path) -> None:
+    data = rows_file(tmp_path / "rows.npy")
+    records = []
+    for parts in (1, 3):
+        watch = StopAt(())
+        train_run(tiny_options(data, accumulate=parts, precision="64-true"), tmp_path / f"run-{parts}", watch)
+        records.append([record["train_nll"] for record in watch.records])
+    assert records[0] == pytest.approx(records[1], abs=1e-6)
+
+
+# ---- compiled blocks ----
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the tracer's own making
+def test_compiled_blocks_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced and differentiated ahead of time, as any compiler is given them; evaluation and samples stay as they are."""
+    monkeypatch.setattr("xorflow.conditioners.transformer._BACKEND", "aot_eager")
+    results = []
+    for compiled in (False, True):
+        options = images(tmp_path, "transformer", dropout=0.0, compile=compiled)
+        results.append(train_run(options, tmp_path / f"run-{compiled}"))
+    assert results[1]["test"]["nll"] == pytest.approx(results[0]["test"]["nll"], abs=1e-5)
+
+
+# ---- options ----
+
+
+def test_options_reach_the_network(tmp_path: Path) -> None:
+    data = images_file(tmp_path / "images.npy")
+    more = {"blocks": 2, "dropout": 0.25, "reach": 1, "order": "columns"}
+    options = tiny_options(data, **(TRANSFORMER | more))
+    net = build_flow(options, build_data(options)).layers[0].conditioner
+    assert isinstance(net, CausalTransformer)
+    assert (net.width, net.depth, net.heads, net.dropout, net.reach, net.shape) == (8, 2, 2, 0.25, 1, (4, 5))
+    assert net.order[:4] == (0, 5, 10, 15)
+    options = tiny_options(data, **(RECURRENT | {"cell": "lstm"}))
+    net = build_flow(options, build_data(options)).layers[0].conditioner
+    assert isinstance(net, Recurrent)
+    assert (net.width, net.depth, net.cell, net.reach) == (8, 1, "lstm", 2)
+    options = tiny_options(data, order="columns")
+    assert build_flow(options, build_data(options)).layers[0].conditioner.order[:3] == (0, 5, 10)
+
+
+def test_their_usual_sizes(tmp_path: Path) -> None:
+    rows = rows_file(tmp_path / "rows.npy")
+    for conditioner, width, depth in (("transformer", 256, 8), ("recurrent", 512, 1)):
+        options = tiny_options(rows, conditioner=conditioner)
+        net = build_flow(options, build_data(options)).layers[0].conditioner
+        assert isinstance(net, SequenceConditioner)
+        assert (net.width, net.config()["depth"], net.shape) == (width, depth, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "pictures", "expected"),
+    [
+        ("2", False, ["natural", "reversed"]),
+        ("4", True, ["natural", "reversed", "columns", "columns-reversed"]),
+        ("4", False, ["natural", "reversed", "random:0", "random:1"]),
+        ("natural, random:7", True, ["natural", "random:7"]),
+    ],
+)
+def test_orderings_of_a_mixture(text: str, pictures: bool, expected: list[str]) -> None:
+    assert mixture_orders(text, pictures) == expected
+
+
+def test_a_mixture_shares_its_network_or_not(tmp_path: Path) -> None:
+    counts = []
+    for shared in (True, False):
+        options = images(tmp_path, "mixture", shared=shared)
+        flow = build_flow(options, build_data(options))
+        assert isinstance(flow, Mixture)
+        assert [part.layers[0].conditioner.order[1] for part in flow][:2] == [1, 5]
+        counts.append(sum(p.numel() for p in flow.parameters()))
+    assert counts[1] > 2.5 * counts[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (TRANSFORMER | {"reach": 2}, "the data have no two-dimensional shape; leave --reach out"),
+        (TRANSFORMER | {"order": "columns"}, "needs the two-dimensional shape of 6 features"),
+        (TRANSFORMER | {"heads": 3}, "width is a multiple of heads, and got width=8 with heads=3"),
+        ({"compile": True}, "this model has none; leave it out"),
+        ({"mixture": "1"}, "at least two components, and got 1"),
+        ({"mixture": "0"}, "2 to 64 components; got 0"),
+        ({"mixture": "natural,sideways"}, "sideways"),
+        ({"mixture": "2", "layers": 2}, "leave --layers and --posterior out"),
+        ({"mixture": "2", "posterior": "mlp"}, "leave --layers and --posterior out"),
+        ({"mixture": "2", "estimator": "straight-through"}, "StraightThrough trains single flows"),
+    ],
+)
+def test_what_means_nothing_is_refused_before_a_folder_is_made(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    options = tiny_options(rows_file(tmp_path / "rows.npy"), **changes)
+    with pytest.raises((ConfigError, ModelError)) as error:
+        train_run(options, tmp_path / "run")
+    assert words in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_learns_from_a_whole_gradient_takes_no_parts(tmp_path: Path) -> None:
+    options = tiny_options(images_file(tmp_path / "images.npy"), estimator="relax", accumulate=2)
+    with pytest.raises(
+        ConfigError, match=r"'relax' learns from the gradient of the whole batch.*leave --accumulate out"
+    ):
+        train_run(options, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["transformer", "recurrent"])
+def test_weight_decay_reaches_matrices_alone(tmp_path: Path, kind: str) -> None:
+    options = images(tmp_path, kind, weight_decay=0.1)
+    flow = build_flow(options, build_data(options))
+    assert isinstance(flow, LatentFlow)
+    optimiser = make_optimiser(Step(flow, Marginal()), options, torch.device("cpu"))
+    decayed = {id(p) for group in optimiser.param_groups if group["weight_decay"] for p in group["params"]}
+    every = [id(p) for group in optimiser.param_groups for p in group["params"]]
+    assert len(every) == len(set(every)) == len(list(flow.parameters()))
+    names = {
+        name.rpartition("conditioner.net.")[2] for name, p in flow.named_parameters() if id(p) in decayed
+    }
+    if kind == "transformer":
+        layers = ("queries", "attended", "wide", "narrow")
+        assert names == {f"core.blocks.0.{name}.weight" for name in layers} | {"head.weight"}
+    else:
+        assert names == {"core.layers.0.weight_ih_l0", "core.layers.0.weight_hh_l0", "head.weight"}
+
+
+def test_a_shared_network_is_described_once(tmp_path: Path) -> None:
+    options = images(tmp_path, "mixture", epochs=1)
+    train_run(options, tmp_path / "run")
+    model = read(tmp_path / "run/config.json")["model"]
+    parts = [part["layers"][0]["conditioner"] for part in model["components"]]
+    assert [part["name"] for part in parts] == ["transformer", "reordered", "reordered"]
+    assert parts[1] == {"name": "reordered", "of": 0, "order": "columns"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("transformer", "raise --accumulate"), ("mixture of MADEs", "lower --batch")]
+)
+def test_out_of_memory_names_what_lowers_it(
+    tmp_path: Path, kind: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Marginal, "loss", fail)
+    with pytest.raises(xf.UserError, match=f"out of memory; {words}"):
+        train_run(images(tmp_path, kind), tmp_path / "run")
