@@ -21,6 +21,8 @@ _SPEED_SECONDS = 900.0
 """How far back the estimate of the time left looks: a run may be minutes between two epochs."""
 
 _MOST_SHOWN = 8
+_COARSE_SECONDS = 2.0
+"""Clocks of file systems lag behind, by milliseconds or, on some, by up to two seconds."""
 
 
 class ReproductionDisplay:
@@ -30,7 +32,7 @@ class ReproductionDisplay:
         self.stopping = False
         self._planned = planned
         self._done: set[Path] = set()
-        self._began = time.time()
+        self._began = time.time() - _COARSE_SECONDS
         self._ended = threading.Event()
         self._shown: dict[Path, TaskID] = {}
         self._bar = Progress(
