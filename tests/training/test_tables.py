@@ -70,7 +70,7 @@ def test_mistakes_are_told_with_the_run(tmp_path: Path, text: str, words: str) -
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", "../up", "a/b", "/root", ".hidden", "-rf", "a b", "a\\b", "a\nb", "config.json", "a.",
+    ["", ".", "..", "../up", "a/b", "/top", ".hidden", "-rf", "a b", "a\\b", "a\nb", "config.json", "a.",
      "ö", "x" * 101, 3],
 )  # fmt: skip
 def test_names_that_are_no_safe_folders(tmp_path: Path, name: object) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from xorflow import training
 from xorflow.experiments import best_of_paper
@@ -61,6 +61,31 @@ class TrainingDisplay:
             words += f" validation {record['validation_nll']:.2f}"
         description = f"epoch {record['epoch']}"
         self._bar.update(self._task, completed=record["step"], description=description, words=words)
+
+
+_SPEED_SECONDS = 900.0
+"""How far back the estimate of the time left looks: a run may be minutes between two epochs."""
+
+
+def progress_of_runs(console: Console, first: TextColumn, words_width: int) -> Progress:
+    """Bars for several runs: a first column, time taken and left, and words of at most a width; silent without a terminal."""
+    return Progress(
+        first,
+        BarColumn(bar_width=None),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn(
+            "{task.fields[words]}",
+            markup=False,
+            table_column=Column(no_wrap=True, overflow="ellipsis", max_width=words_width),
+        ),
+        console=console,
+        disable=not console.is_terminal,
+        expand=True,
+        transient=True,
+        speed_estimate_period=_SPEED_SECONDS,
+    )
 
 
 def show_summary(console: Console, folder: Path, result: dict[str, Any], samples: Path) -> None:

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TaskID, TextColumn
 from rich.table import Column
 
+from xorflow.cli.display import progress_of_runs
 from xorflow.experiments import Planned
 from xorflow.training import Outcome
 
 _POLL_SECONDS = 0.5
-_SPEED_SECONDS = 900.0
-"""How far back the estimate of the time left looks: a run may be minutes between two epochs."""
-
 _MOST_SHOWN = 8
 _COARSE_SECONDS = 2.0
 """Clocks of file systems lag behind, by milliseconds or, on some, by up to two seconds."""
@@ -35,27 +33,9 @@ class ReproductionDisplay:
         self._began = time.time() - _COARSE_SECONDS
         self._ended = threading.Event()
         self._shown: dict[Path, TaskID] = {}
-        self._bar = Progress(
-            TextColumn(
-                "{task.description}",
-                markup=False,
-                table_column=Column(no_wrap=True, overflow="ellipsis", max_width=38),
-            ),
-            BarColumn(bar_width=None),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn(
-                "{task.fields[words]}",
-                markup=False,
-                table_column=Column(no_wrap=True, overflow="ellipsis", max_width=24),
-            ),
-            console=console,
-            disable=not console.is_terminal,
-            expand=True,
-            transient=True,
-            speed_estimate_period=_SPEED_SECONDS,
-        )
+        name = Column(no_wrap=True, overflow="ellipsis", max_width=38)
+        description = TextColumn("{task.description}", markup=False, table_column=name)
+        self._bar = progress_of_runs(console, description, words_width=24)
         total = sum(run.cost for run in planned)
         self._whole = self._bar.add_task(self._count(), total=max(total, 1.0), words="")
         # the speed is counted from the first change on: from here, with what was done before left out

@@ -13,11 +13,12 @@ from typing import Any, Self
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.progress import TextColumn
+from rich.table import Table
 from rich.text import Text
 
 from xorflow import training
+from xorflow.cli.display import progress_of_runs
 from xorflow.cli.reading import write_samples
 from xorflow.errors import ConfigError
 from xorflow.training import Interrupted, Job, Options, Outcome
@@ -26,8 +27,6 @@ from xorflow.training.storage import write_json
 
 _MOST_SEEDS = 10_000
 _POLL_SECONDS = 0.5
-_SPEED_SECONDS = 900.0
-"""How far back the estimate of the time left looks: a run may be minutes between two epochs."""
 
 
 @dataclass(frozen=True)
@@ -146,23 +145,8 @@ class Display:
         self._out = out
         self._jobs = jobs
         self._ended = threading.Event()
-        self._bar = Progress(
-            TextColumn("[bold]runs {task.fields[done]}/{task.total:.0f}"),
-            BarColumn(bar_width=None),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn(
-                "{task.fields[words]}",
-                markup=False,
-                table_column=Column(no_wrap=True, overflow="ellipsis", max_width=30),
-            ),
-            console=console,
-            disable=not console.is_terminal,
-            expand=True,
-            transient=True,
-            speed_estimate_period=_SPEED_SECONDS,
-        )
+        count = TextColumn("[bold]runs {task.fields[done]}/{task.total:.0f}")
+        self._bar = progress_of_runs(console, count, words_width=30)
         self._task = self._bar.add_task("runs", total=len(jobs), done=0, words="")
         # the speed is counted from the first change on: from here, with what was done before left out
         self._bar.update(self._task, completed=self._progress() + 1e-9)

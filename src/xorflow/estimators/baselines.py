@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from xorflow.errors import ConfigError
+from xorflow.estimators.terms import Terms
 from xorflow.flows import LatentFlow
 from xorflow.flows.stack import GREEDY, Draws
 
@@ -213,6 +214,25 @@ class Signal(nn.Module):
         self._shape = (terms, features)
         self.baseline.prepare(terms, features, like)
         self.standardiser.prepare(terms, features, like)
+
+    def situation(
+        self,
+        found: Terms,
+        terms_of: Callable[[LatentFlow, Tensor, Tensor | None, Draws], Terms],
+        flow: LatentFlow,
+        x: Tensor,
+        context: Tensor | None,
+        draws: Tensor | None,
+    ) -> Situation:
+        """What the baseline may look at; the last of the draws is the independent sample, if it asks for one."""
+
+        def signal_of(other: Draws) -> Tensor:
+            with torch.no_grad():
+                return terms_of(flow, x, context, other).signal
+
+        another = draws[-1:] if draws is not None and self.baseline.draws_another else None
+        shape = (found.signal.shape[-2], found.signal.shape[-1])
+        return Situation(flow, x, context, shape, signal_of, another)
 
     def forward(self, signal: Tensor, situation: Situation) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The centred signal, what to divide by, and the statistics to update from; nothing carries a gradient."""

@@ -9,9 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from xorflow.conditioners import ranks
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
-from xorflow.estimators.baselines import Baseline, Signal, Situation, Standardise
+from xorflow.estimators.baselines import Baseline, Signal, Standardise
 from xorflow.estimators.influence import FeatureSum, Influence, structure, weighted_score
 from xorflow.estimators.terms import Terms
 from xorflow.flows import LatentFlow, Layer, Nodes
@@ -167,9 +168,7 @@ class FullPosterior(Estimator):
         order = flow.layers[layer].conditioner.order
         if self.kl == "printed" and layer == later and order is not None:
             # the d-th suffix times the whole layer's score, for each d: term k counts as often as there are d up to it
-            places = torch.empty(size)
-            places[torch.tensor(order)] = torch.arange(1.0, size + 1)
-            return places.expand(size, size)
+            return (ranks(order) + 1.0).expand(size, size)
         affected = influence.choices(layer, later) | influence.inputs(layer, later, "p")
         return self._constant(layer, later) * affected.float()
 
@@ -182,14 +181,7 @@ class FullPosterior(Estimator):
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         main = None if draws is None else draws[:1]
         found = self.terms(flow, x, context, main)
-
-        def signal_of(other: Draws) -> Tensor:
-            with torch.no_grad():
-                return self.terms(flow, x, context, other).signal
-
-        another = draws[-1:] if draws is not None and self.signal.baseline.draws_another else None
-        shape = (found.signal.shape[-2], found.signal.shape[-1])
-        situation = Situation(flow, x, context, shape, signal_of, another)
+        situation = self.signal.situation(found, self.terms, flow, x, context, draws)
         centred, deviation, stats = self.signal(found.signal, situation)
         score = weighted_score(self.sums, centred / deviation, found.log_prob)
         direct = found.direct

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from xorflow.conditioners import Conditioner, Dependence, Source
+from xorflow.conditioners import Conditioner, Dependence, Source, ranks
 from xorflow.errors import ModelError
 from xorflow.flows import LatentFlow, Layer
 
@@ -29,8 +29,7 @@ def relation(network: Conditioner, dependence: Dependence) -> Tensor:
         seen = network.mask.cpu()
         return seen[:, None] & ~seen[None, :]
     assert network.order is not None
-    rank = torch.empty(size, dtype=torch.int64)
-    rank[torch.tensor(network.order)] = torch.arange(size)
+    rank = ranks(network.order)
     strict = rank[:, None] < rank[None, :]
     return strict if dependence is Dependence.BEFORE else strict | torch.eye(size, dtype=torch.bool)
 

@@ -9,9 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from xorflow.conditioners import ranks
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
-from xorflow.estimators.baselines import Baseline, Signal, Situation, Standardise
+from xorflow.estimators.baselines import Baseline, Signal, Standardise
 from xorflow.estimators.entropy import EntropyBonus
 from xorflow.estimators.influence import FeatureSum, Influence, structure, weighted_score
 from xorflow.estimators.terms import Terms
@@ -165,7 +166,9 @@ class SpecialCase(Estimator):
             return torch.ones(size, size)
         if self.rewards == "impatient":
             return torch.eye(size)
-        rank = _ranks(flow)
+        order = flow.layers[0].conditioner.order  # all layers', by `check`
+        assert order is not None
+        rank = ranks(order)
         if self.rewards == "appendix":
             return (size - rank)[:, None].expand(size, size)
         distance = (rank[None, :] - rank[:, None]).to(torch.get_default_dtype())
@@ -175,14 +178,7 @@ class SpecialCase(Estimator):
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         main = None if draws is None else draws[:1]
         found = self.terms(flow, x, context, main)
-
-        def signal_of(other: Draws) -> Tensor:
-            with torch.no_grad():
-                return self.terms(flow, x, context, other).signal
-
-        another = draws[-1:] if draws is not None and self.signal.baseline.draws_another else None
-        shape = (found.signal.shape[-2], found.signal.shape[-1])
-        situation = Situation(flow, x, context, shape, signal_of, another)
+        situation = self.signal.situation(found, self.terms, flow, x, context, draws)
         centred, deviation, stats = self.signal(found.signal, situation)
         direct = found.direct
         if self.signal.standardiser.kind == "one":
@@ -227,12 +223,3 @@ class SpecialCase(Estimator):
     def update(self, stats: Mapping[str, Tensor]) -> None:
         self.signal.update(stats)
         self.bonus.update()
-
-
-def _ranks(flow: LatentFlow) -> Tensor:
-    """The place of each feature in the ordering that all layers share."""
-    order = flow.layers[0].conditioner.order
-    assert order is not None
-    rank = torch.empty(flow.features, dtype=torch.int64)
-    rank[torch.tensor(order)] = torch.arange(flow.features)
-    return rank
