@@ -125,6 +125,27 @@ def zero_beyond(values: Tensor, seen: Tensor) -> Tensor:
     return _triton.zero_beyond(values, seen)
 
 
+def staircase_product(x: Tensor, weight: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    """x W' + b of K runs, operands rounded to TF32: what lies beyond the columns that are seen costs nothing.
+
+    Args:
+        x: (K, B, I) float32.
+        weight: (K, O, I) float32, zero beyond the first `seen` columns of each row.
+        bias: (K, O) float32.
+        seen: (O,) int32, the same for all runs.
+    """
+    from xorflow import _triton_products
+
+    return _triton_products.forward(x.contiguous(), weight.contiguous(), bias.contiguous(), seen)
+
+
+def staircase_to_weight(g: Tensor, x: Tensor, seen: Tensor) -> Tensor:
+    """The gradient (K, O, I) of that weight from g (K, B, O) and x, zero beyond the columns that are seen."""
+    from xorflow import _triton_products
+
+    return _triton_products.to_weight(g.contiguous(), x.contiguous(), seen)
+
+
 def binarise_rows(intensities: Tensor, rows: Tensor, noise: Tensor) -> Tensor:
     """uint8 (B, D): 1 where noise * 255 is below the intensity (N, D) of the row chosen; gather and draw in one launch."""
     from xorflow import _triton

@@ -156,3 +156,26 @@ def test_drawn_rows_have_the_law_of_their_intensities() -> None:
     steps = [_kernels.draw_rows(grey, rows, seeds, torch.tensor([s], device=CUDA), 0) for s in range(16)]
     means, p = torch.cat(steps).double().mean(0).cpu(), torch.arange(256).double() / 255
     assert bool(((means - p).abs() <= 5 * (p * (1 - p) / (16 * 4096)).sqrt()).all())  # 5 standard errors
+
+
+@pytest.mark.parametrize(
+    ("runs", "rows", "outs", "ins"), [(1, 1, 1, 1), (2, 70, 100, 60), (3, 130, 65, 129), (8, 256, 1024, 784)]
+)
+@pytest.mark.parametrize("in_order", [True, False])
+def test_products_that_skip_masked_weights(runs: int, rows: int, outs: int, ins: int, in_order: bool) -> None:
+    generator = torch.Generator(CUDA).manual_seed(rows)
+    seen = torch.randint(ins + 1, (outs,), generator=generator, device=CUDA, dtype=torch.int32)
+    seen = seen.sort().values if in_order else seen
+    mask = torch.arange(ins, device=CUDA) < seen[:, None]
+    x, g = (torch.randn(runs, rows, n, generator=generator, device=CUDA) for n in (ins, outs))
+    weight = torch.randn(runs, outs, ins, generator=generator, device=CUDA) * mask
+    bias = torch.randn(runs, outs, generator=generator, device=CUDA)
+    wide = [t.double() for t in (x, g, weight, bias)]
+    pairs = [
+        (_kernels.staircase_product(x, weight, bias, seen), wide[0] @ wide[2].mT + wide[3].unsqueeze(1)),
+        (_kernels.staircase_to_weight(g, x, seen), (wide[1].mT @ wide[0]) * mask),
+    ]
+    for found, expected in pairs:
+        # TF32 keeps ten bits of each operand
+        assert float((found - expected).norm()) <= 1e-3 * float(expected.norm())
+    assert not (pairs[1][0] * ~mask).any()

@@ -9,7 +9,7 @@ import torch
 from tiny_runs import images_file, rows_array, rows_file, tiny_dataset, tiny_flow, tiny_options
 from xorflow import evaluate
 from xorflow.conditioners import MADE, Coupling
-from xorflow.data import Split
+from xorflow.data import Dataset, Split
 from xorflow.errors import CheckpointError, ConfigError, DataError, ModelError
 from xorflow.estimators import Marginal, StraightThrough
 from xorflow.training import (
@@ -254,6 +254,22 @@ def test_starting_from_data_begins_near_independent_features() -> None:
     start_from_data(flow, data.train)
     found = evaluate.importance(flow, data.test, samples=50).nll
     assert found < independent_nll(data, data.test) + 1.0
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 3, 3), (2, 4, 3)])
+@pytest.mark.parametrize("base", ["fixed", "learned"])
+def test_a_linear_posterior_begins_as_the_exact_one(sizes: tuple[int, ...], base: str) -> None:
+    values = torch.stack([torch.arange(48) * 7 // (d + 2) % k for d, k in enumerate(sizes)], 1).to(
+        torch.uint8
+    )
+    data = Dataset("rows", Split(values), None, None, sizes)
+    options = Options(layers=1, hidden=[8], posterior="linear", base=base, p0=0.8)
+    flow = build_flow(options, data).double()
+    start_from_data(flow, data.train)
+    # under the exact posterior every weight is the likelihood itself
+    for proposal, equal in (("q", True), ("p", False)):
+        bound = evaluate.elbo(flow, data.train, samples=1, proposal=proposal).values
+        assert torch.allclose(bound, evaluate.exact(flow, data.train).values, atol=1e-5) is equal
 
 
 @pytest.mark.parametrize(

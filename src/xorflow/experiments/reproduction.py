@@ -11,7 +11,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ from xorflow.training.run import read_config_file, read_result
 
 _NEARLY_ALL = 0.9
 """A best epoch before this part of training shortens the final run to it."""
+
+_SELECTION_SAMPLES = 50
+"""Of the importance-sampled bound of a run whose figures are not reported."""
 
 
 @dataclass(frozen=True)
@@ -217,12 +220,18 @@ class Reproduction:
         split, known = dataset.parts[part], read_result(job.out)[part]
         self._pause()
         with full_products():
-            figures = score(name.row, opened.latent, split, known, self._request.budget, pause=self._pause)
+            figures = score(name.row, opened.latent, split, known, self._evaluation(name), pause=self._pause)
         draw = {"part": part, "draw": dataset.describe()["sha256"][part]}
         samples = None
         if name.phase == "final":
             samples = draw_samples(name.row, opened.latent, opened.shape)
         return {"evaluation": draw | figures, "samples": samples}
+
+    def _evaluation(self, name: RunName) -> Budget:
+        """Selection compares what the run itself found: its bound may be rough."""
+        budget = self._request.budget
+        rough = name.phase == "select"
+        return replace(budget, samples=min(budget.samples, _SELECTION_SAMPLES)) if rough else budget
 
     def _pause(self) -> None:
         if self._stopping.is_set():

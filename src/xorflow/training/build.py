@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xorflow import data
 from xorflow.bases import FactorisedBase
@@ -350,6 +350,25 @@ def start_from_data(flow: Trainable, train: Split) -> None:
         layer.conditioner.start_at(
             near_identity[:, 1] - near_identity[:, 0] if layer.transform.choices.binary else near_identity
         )
+    if flow.depth == 1:
+        _start_at_bayes(last, flow.base)
+
+
+def _start_at_bayes(layer: Layer, base: FactorisedBase) -> None:
+    """Begin a linear correction of the generator where it is exact: what x says of u is log p(y), which is linear in x."""
+    net = layer.posterior
+    if not (layer.relative and isinstance(net, MLP) and not net.hidden):
+        return
+    states, table = layer.transform.states, base.log_table()
+    units = torch.eye(states.flat).to(table)
+    units = units if states.binary else units.unflatten(-1, (states.features, states.width))
+    evidence = layer.transform.outcomes(table, torch.cat([torch.zeros_like(units[:1]), units]))
+    flat = (evidence[..., 1] - evidence[..., 0]) if layer.transform.choices.binary else evidence.flatten(-2)
+    linear = net.net[-1]
+    assert isinstance(linear, nn.Linear)
+    linear.weight.zero_()  # what else it sees, such as context, says nothing more
+    linear.weight[:, : states.flat] = (flat[1:] - flat[0]).T.to(linear.weight)
+    linear.bias.copy_(flat[0])
 
 
 def _start_logits(frequencies: Tensor, table: Tensor, binary: bool) -> Tensor:

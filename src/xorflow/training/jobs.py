@@ -272,7 +272,12 @@ class _Crew:
                 raise error
             return finish(trainers[job.out])
 
-        return self._side_by_side(group, result, device)
+        if finish is complete_run:
+            return self._side_by_side(group, result, device)
+        with own_stream(
+            device
+        ):  # short pieces of work, which threads would only get in each other's way with
+            return [self._outcome(job, result) for job in group]
 
     def _side_by_side(
         self, group: Sequence[Job], make: Callable[[Job], dict[str, Any]], device: torch.device
