@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,16 +19,40 @@ from xorflow.training import (
     start_from_data,
     train_run,
 )
+from xorflow.training.engine import Work, choose_engine
+from xorflow.training.ensemble import Ensemble
 
 
-def mnist_trainer(device: torch.device, **options: object) -> Trainer:
-    """A trainer that has not made a step, and keeps nothing on disk."""
+def mnist_trainer(device: torch.device, dataset: xf.data.Dataset | None = None, **options: object) -> Trainer:
+    """A trainer that has not made a step, and keeps nothing on disk; `dataset` is shared with others, if given."""
     chosen = Options(device=str(device)).replace(**options)
-    dataset = build_data(chosen)
-    torch.manual_seed(0)
+    dataset = dataset or build_data(chosen)
+    torch.manual_seed(chosen.seed)
     flow = build_flow(chosen, dataset)
     start_from_data(flow, dataset.train)
     return Trainer(flow, build_estimator(chosen.estimator), dataset, chosen)
+
+
+def stacked_trainers(device: torch.device, count: int, **options: object) -> Ensemble:
+    """So many seeds as one piece of work."""
+    dataset = build_data(Options(device=str(device)).replace(**options)).to(device)
+    trainers = [mnist_trainer(device, dataset, seed=seed, **options) for seed in range(count)]
+    return Ensemble([trainer.machinery for trainer in trainers])
+
+
+def bare_steps(work: Work, count: int | None = None) -> Callable[[], None]:
+    """The steps of an epoch, or `count` of them, as an engine makes them without the trainer around it."""
+    engine, _ = choose_engine(work, 0)
+    wanted = count or len(work.train) // work.batch_size
+    order = torch.randperm(len(work.train)).expand(work.order_shape).to(work.device)
+
+    def act() -> None:
+        engine.begin_epoch(order, 0)
+        made = 0
+        while made < wanted:
+            made += engine.advance(made, made, wanted - made)
+
+    return act
 
 
 def trained_flow(run: Path | None, device: torch.device) -> xf.LatentFlow:

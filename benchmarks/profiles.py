@@ -11,11 +11,10 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 import xorflow as xf
-from models import mnist_test, mnist_trainer
+from models import bare_steps, mnist_test, mnist_trainer, stacked_trainers
 from timing import seconds, synchronise
 from xorflow import evaluate
 from xorflow.flows import SampleNoise
-from xorflow.training.engine import choose_engine
 
 _ROWS = 20
 
@@ -26,8 +25,14 @@ def write_profile(path: Path, flow: xf.LatentFlow, device: torch.device) -> None
     batch, samples, images = (256, 1024, 2000) if on_cuda else (128, 64, 100)
     noise = SampleNoise.draw(flow, torch.Size([samples]), torch.Generator(device).manual_seed(0))
     test = mnist_test(device).subset(images)
+    trainer = mnist_trainer(device, batch_size=batch, epochs=4)
+    together = {}
+    if on_cuda:
+        eight = stacked_trainers(device, 8, batch_size=batch, epochs=4)
+        together = {f"24 training steps of eight runs at once, batch {batch}": bare_steps(eight, 24)}
     parts = {
-        f"24 training steps, batch {batch}": _training(batch, device),
+        f"24 training steps, batch {batch}": bare_steps(trainer.machinery, 24),
+        **together,
         f"{samples} samples": lambda: flow.sample_with(noise),
         f"the 1,000-sample bound of {images} images": lambda: evaluate.importance(
             flow, test, samples=1000, sum_last=False
@@ -38,20 +43,6 @@ def write_profile(path: Path, flow: xf.LatentFlow, device: torch.device) -> None
     path.write_text(
         "\n\n".join([title, *(_section(name, act, device) for name, act in parts.items())]) + "\n"
     )
-
-
-def _training(batch: int, device: torch.device) -> Callable[[], None]:
-    trainer = mnist_trainer(device, batch_size=batch, epochs=4)
-    engine, _ = choose_engine(trainer.machinery, 0)
-    order = torch.randperm(len(trainer.dataset.train), device=device)
-
-    def act() -> None:
-        engine.begin_epoch(order, 0)
-        made = 0
-        while made < 24:
-            made += engine.advance(made, made, 24 - made)
-
-    return act
 
 
 def _section(name: str, act: Callable[[], Any], device: torch.device) -> str:
