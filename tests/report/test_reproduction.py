@@ -40,7 +40,7 @@ def put(folder: Path, row: str, variant: str, seed: int, nll: float, validation:
     config = {"select": "greedy", "epochs": 10}
     shared = {
         "version": 1, "budget": "full", "row": row, "variant": variant, "seed": seed, "config": config,
-        "epochs": 10, "best_epoch": 10, "parameters": 7, "seconds": 30.0, "device_name": "a machine",
+        "epochs": 10, "best_epoch": 10, "parameters": 7, "seconds": 30.0, "together": 1, "device_name": "a machine",
         "metrics": {"epoch": [1, 2, 3], "train_nll": [3.0, 2.0, 1.0], "validation_nll": [250.0, None, 240.0]},
     }  # fmt: skip
     bits = base64.b64encode(np.packbits(np.ones((100, 3, 3), np.uint8)).tobytes()).decode()
@@ -201,7 +201,7 @@ def test_with_them_they_show_them(folder: Path) -> None:
     assert "Not run yet: ste-2, " in table
     assert "](../results/paper/curves.png)" in details
     assert "- ste-1, cured (the entropy of the choices is added to the objective): each MADE with" in details
-    assert "trained for 0.1 hours on a machine." in details
+    assert "minutes of run time on a machine." in details
     headings = [line for line in details.splitlines() if line.startswith("###")]
     assert len(headings) == 6
 

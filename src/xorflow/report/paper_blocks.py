@@ -90,6 +90,7 @@ def details_block(results: Path) -> str:
         ("### What the layers do", layer_table(table)),
         ("### The paper's greedy column of the full-posterior rows", posterior_table(table)),
         ("### Recipes", _recipes(table)),
+        ("### What was tried", _tuning(results)),
         ("### Cost", _cost(table)),
         ("### Pictures", "\n\n".join(_picture(results, "../results", curves=True))),
     ]
@@ -106,12 +107,39 @@ def _recipes(table: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _tuning(results: Path) -> str:
+    """The runs by which the recipes were chosen."""
+    path = results / "paper/tuning.json"
+    if not path.exists():
+        return ""
+    content = read_json(path, "the runs that chose the recipes")
+    lines = [
+        content["words"],
+        "",
+        "| row | estimator | hidden units | batch | epochs | learning rate | decay of weights | NLL | greedy |",
+        "|---|---|---|---:|---:|---|---|---:|---:|",
+    ]
+    for run in content["runs"]:
+        estimator = f"`{run['estimator']}`" + (f", posterior {run['posterior']}" if run["posterior"] else "")
+        decay = f"{run['weight_decay']:g}" + (" (AdamW)" if run["optimiser"] == "adamw" else "")
+        found = run["validation"]
+        bound = "" if found["kind"] == "exact" else "*"
+        cells = [run["row"], estimator, run["hidden"], run["batch_size"], run["epochs"], run["schedule"]]
+        cells += [
+            decay if run["weight_decay"] else "none",
+            f"{found['nll']:.1f}{bound}",
+            f"{found['greedy']:.1f}",
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join([*lines, "", "\\* a bound, by 8 samples with the last layer summed out."])
+
+
 def _cost(table: dict[str, Any]) -> str:
     seconds = sum(row["seconds"] for row in table["rows"])
     devices = sorted(
         {row[v]["device"] for row in table["rows"] for v in VARIANTS if "device" in (row[v] or {})}
     )
-    return f"All runs together trained for {seconds / 3600:.1f} hours on {', '.join(devices)}."
+    return f"Training took {seconds / 60:.0f} minutes of run time on {', '.join(devices)}."
 
 
 def _missing(table: dict[str, Any]) -> list[str]:

@@ -98,7 +98,7 @@ def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
             "seeds": sorted({run["seed"] for run in runs if run["phase"] == "final"}),
             "config": configs,
             "epochs": next(found["epochs"] for found in figures.values() if found),
-            "seconds": round(sum(run["seconds"] for run in runs), 1),
+            "seconds": round(sum(_share(run) for run in runs), 1),
             "depth": planned["depth"],
             "metric": planned["metric"],
             "choices": planned["choices"],
@@ -123,9 +123,14 @@ def _variant(results: Results, row: str, variant: str) -> dict[str, Any] | None:
         "greedy_spread": greedy,
         "epochs": selected["epochs"],
         "parameters": selected["parameters"],
-        "seconds": round(sum(run["seconds"] for run in results.runs if _is(run, row, variant)), 1),
+        "seconds": round(sum(_share(run) for run in results.runs if _is(run, row, variant)), 1),
         "device": selected["device_name"],
     }
+
+
+def _share(run: dict[str, Any]) -> float:
+    """Seconds of training; of runs that were trained as one, each has its part."""
+    return run["seconds"] / run["together"]
 
 
 def _is(run: dict[str, Any], row: str, variant: str) -> bool:
