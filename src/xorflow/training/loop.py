@@ -33,7 +33,7 @@ from xorflow.training.lockstep import Lockstep
 from xorflow.training.metrics import MetricsLog
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.options import Options
-from xorflow.training.products import full_products, quick_products
+from xorflow.training.products import full_products, quick_products, rounded_products
 from xorflow.training.step import Step, Trainable, learning_rate
 
 if TYPE_CHECKING:
@@ -220,13 +220,14 @@ class Trainer:
         if self.average is not None:
             self._install(self.average)
         self.flow.eval()
-        with full_products():
+        with full_products(), rounded_products(self.device, self.options.precision):
             if self.options.select == "greedy":
                 nll = evaluate.greedy(self.flow, split).nll
             elif self.flow.has_closed_form:
                 nll = evaluate.exact(self.flow, split).nll
             else:
-                nll = evaluate.importance(self.flow, split, samples=4).nll
+                proposal = "q" if self.flow.has_posterior else "p"
+                nll = evaluate.importance(self.flow, split, samples=4, proposal=proposal).nll
         self.flow.train()
         self._require_finite("the validation likelihood", nll, self.progress.step)
         self._require_finite_weights()  # those of a layer that is only drawn from may not enter that likelihood

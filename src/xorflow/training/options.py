@@ -62,7 +62,7 @@ class Options:
         average: decay of the exponential average of the weights, which is then what is evaluated (0: none).
         seed: of weights, order of rows, and noise.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps`.
-        precision: `auto` (`tf32` on CUDA), `32-true`, `tf32` products, `bf16-mixed`, `16-mixed` or `64-true`; in training only.
+        precision: `auto` (`tf32` on CUDA), `32-true`, `tf32` products, `bf16-mixed`, `16-mixed` or `64-true`; of training.
         compile: compile a transformer's blocks: a minute at the start, and quicker steps on CUDA.
         validate_every: epochs between validations.
         select: the weights kept are best on validation data by `likelihood`, or by that of the `greedy` reading.

@@ -55,6 +55,11 @@ def full_products() -> Iterator[None]:
         yield
 
 
+def rounded_products(device: torch.device, precision: str) -> torch.autocast:
+    """Within this block networks compute as a run of that precision trains, where it is bfloat16; logits and sums do not."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16-mixed")
+
+
 @contextmanager
 def _inside(kind: _Kind | None) -> Iterator[None]:
     if kind is None:

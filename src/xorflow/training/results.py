@@ -11,6 +11,7 @@ from xorflow.data import Dataset, Split
 from xorflow.evaluate import LogLikelihood
 from xorflow.flows import Flow, LatentFlow, Mixture, refit_base
 from xorflow.training.build import category_counts, category_frequencies
+from xorflow.training.products import rounded_products
 from xorflow.training.step import Trainable
 
 _TRAIN_DRAW = 0
@@ -26,11 +27,12 @@ def likelihood(flow: Trainable, split: Split, samples: int, seed: int = 0) -> Lo
     )
 
 
-def refitted(flow: Trainable, train: Split) -> Flow | Mixture:
+def refitted(flow: Trainable, train: Split, precision: str = "auto") -> Flow | Mixture:
     """The deterministic reading on a base fitted to its residuals on the training data; in a mixture, of each component."""
-    if isinstance(flow, Mixture):
-        return flow.of([_refitted(part, train) for part in flow if isinstance(part, LatentFlow)])
-    return _refitted(flow, train)
+    with rounded_products(flow.device, precision):  # of residuals that are only counted
+        if isinstance(flow, Mixture):
+            return flow.of([_refitted(part, train) for part in flow if isinstance(part, LatentFlow)])
+        return _refitted(flow, train)
 
 
 def _refitted(flow: LatentFlow, train: Split) -> Flow:
@@ -41,14 +43,18 @@ def _refitted(flow: LatentFlow, train: Split) -> Flow:
 
 
 def report(
-    flow: Trainable, dataset: Dataset, samples: int, parts: tuple[str, ...]
+    flow: Trainable, dataset: Dataset, samples: int, parts: tuple[str, ...], precision: str = "auto"
 ) -> dict[str, dict[str, Any]]:
-    """For each named part that exists, every likelihood of this flow, in nats."""
+    """For each named part that exists, every likelihood of this flow, in nats.
+
+    Likelihoods are computed in the type of the weights. A `precision` of `bf16-mixed` rounds the products of passes over the
+    training data and of those that say what the layers do, which would take longest.
+    """
     was_training = flow.training
     flow.eval()
-    refit = refitted(flow, dataset.train)
+    refit = refitted(flow, dataset.train, precision)
     found = {
-        name: _report_split(flow, refit, split, samples)
+        name: _report_split(flow, refit, split, samples, precision)
         for name in parts
         if (split := dataset.parts.get(name)) is not None
     }
@@ -56,17 +62,21 @@ def report(
     return found
 
 
-def _report_split(flow: Trainable, refit: Flow | Mixture, split: Split, samples: int) -> dict[str, Any]:
+def _report_split(
+    flow: Trainable, refit: Flow | Mixture, split: Split, samples: int, precision: str
+) -> dict[str, Any]:
     parts = [part for part in flow if isinstance(part, LatentFlow)] if isinstance(flow, Mixture) else [flow]
     greedy = evaluate.greedy(flow, split)
     refitted_likelihood = evaluate.exact(refit, split)
+    with rounded_products(flow.device, precision):
+        uses = [use for part in parts for use in evaluate.layer_use(part, split)]
     found = likelihood(flow, split, samples).summary() | {
         "greedy_nll": greedy.nll,
         "greedy_stderr": greedy.stderr,
         "refit_nll": refitted_likelihood.nll,
         "refit_stderr": refitted_likelihood.stderr,
         "floor": float((flow.floor() if isinstance(flow, Mixture) else flow.base.floor()).detach()),
-        "layers": [dataclasses.asdict(use) for part in parts for use in evaluate.layer_use(part, split)],
+        "layers": [dataclasses.asdict(use) for use in uses],
     }
     if isinstance(flow, LatentFlow) and flow.has_posterior:
         found["elbo_nll"] = evaluate.elbo(flow, split).nll

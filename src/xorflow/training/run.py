@@ -253,7 +253,7 @@ def finish_run(trainer: Trainer) -> dict[str, Any]:
 def _result(trainer: Trainer) -> dict[str, Any]:
     flow, dataset, options = trainer.flow, trainer.dataset, trainer.options
     with full_products():
-        parts = report(flow, dataset, options.evaluation_samples, ("test", "validation"))
+        parts = report(flow, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
     reference = dataset.test or dataset.validation
     return {
         **parts,
@@ -422,6 +422,15 @@ def open_run(run: Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Modu
         codec=None if codec is None else Codec.from_json(codec),
         data_format=config["data_format"],
     )
+
+
+def untrained(run: Run) -> Trainable:
+    """The flow of a run as its training began; only for a run whose model its options describe."""
+    if run.options.layers is None:
+        raise ConfigError(
+            f"the run in {run.folder} was made by fit(), and how its flow began is not kept; take its trained weights"
+        )
+    return _new_flow(run.options, run.data(), None).eval()
 
 
 def _install_weights(flow: Trainable, run: Path) -> None:
