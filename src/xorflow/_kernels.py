@@ -125,7 +125,7 @@ def zero_beyond(values: Tensor, seen: Tensor) -> Tensor:
     return _triton.zero_beyond(values, seen)
 
 
-def staircase_product(x: Tensor, weight: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+def staircase_product(x: Tensor, weight: Tensor, bias: Tensor, seen: Tensor, rectify: bool) -> Tensor:
     """x W' + b of K runs, operands rounded to TF32: what lies beyond the columns that are seen costs nothing.
 
     Args:
@@ -133,17 +133,37 @@ def staircase_product(x: Tensor, weight: Tensor, bias: Tensor, seen: Tensor) -> 
         weight: (K, O, I) float32, zero beyond the first `seen` columns of each row.
         bias: (K, O) float32.
         seen: (O,) int32, the same for all runs.
+        rectify: whether what is negative becomes zero.
     """
     from xorflow import _triton_products
 
-    return _triton_products.forward(x.contiguous(), weight.contiguous(), bias.contiguous(), seen)
+    return _triton_products.forward(x.contiguous(), weight.contiguous(), bias.contiguous(), seen, rectify)
 
 
-def staircase_to_weight(g: Tensor, x: Tensor, seen: Tensor) -> Tensor:
-    """The gradient (K, O, I) of that weight from g (K, B, O) and x, zero beyond the columns that are seen."""
+def gate(g: Tensor, out: Tensor | None, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """A gradient (K, B, O) where `out` is positive, the same turned around, (K, O, B), and its sums (K, O) over B.
+
+    Args:
+        g: contiguous float32.
+        out: what was rectified; None leaves the gradient as it is.
+        keep: whether the first of the three is wanted; it is not computed otherwise.
+    """
     from xorflow import _triton_products
 
-    return _triton_products.to_weight(g.contiguous(), x.contiguous(), seen)
+    return _triton_products.gate(g, out, keep)
+
+
+def staircase_to_weight(turned: Tensor, x: Tensor, seen: Tensor) -> Tensor:
+    """The gradient (K, O, I) of the weight of `staircase_product`, zero beyond the columns that are seen.
+
+    Args:
+        turned: the gradient of its output, turned around, (K, O, B).
+        x: its input (K, B, I).
+        seen: (O,) int32.
+    """
+    from xorflow import _triton_products
+
+    return _triton_products.to_weight(turned, x.contiguous(), seen)
 
 
 def binarise_rows(intensities: Tensor, rows: Tensor, noise: Tensor) -> Tensor:

@@ -51,6 +51,22 @@ def test_it_is_a_linear_map_with_a_mask(masked, shape):
     assert bool((found[1][~STAIRCASE] == 0).all())
 
 
+def test_rectified_it_is_followed_by_a_relu(masked):
+    x = rows(2, 5)
+    out, weight = reference(masked, x)
+    assert torch.equal(masked(x, rectify=True), masked(x).relu())
+    found = torch.autograd.grad(masked(x, rectify=True).sin().sum(), [x, masked.weight, masked.bias])
+    expected = torch.autograd.grad(out.relu().sin().sum(), [x, weight, masked.bias])
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+    twice = [
+        torch.autograd.grad(y.pow(3).sum(), x, create_graph=True)[0]
+        for y in (masked(x, rectify=True), out.relu())
+    ]
+    slopes = [torch.autograd.grad(slope.pow(2).sum(), x)[0] for slope in twice]
+    torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("frozen", ["weight", "bias"])
 def test_frozen_parameters_get_no_gradient(masked, frozen):
     getattr(masked, frozen).requires_grad_(False)

@@ -171,11 +171,22 @@ def test_products_that_skip_masked_weights(runs: int, rows: int, outs: int, ins:
     weight = torch.randn(runs, outs, ins, generator=generator, device=CUDA) * mask
     bias = torch.randn(runs, outs, generator=generator, device=CUDA)
     wide = [t.double() for t in (x, g, weight, bias)]
+    found = _kernels.staircase_product(x, weight, bias, seen, rectify=False)
+    gated, turned, sums = _kernels.gate(g, found, keep=True)
+    alone, turned_alone, sums_alone = _kernels.gate(g, None, keep=True)
+    lit = wide[1] * (found > 0)
+    # TF32 keeps ten bits of each operand
     pairs = [
-        (_kernels.staircase_product(x, weight, bias, seen), wide[0] @ wide[2].mT + wide[3].unsqueeze(1)),
-        (_kernels.staircase_to_weight(g, x, seen), (wide[1].mT @ wide[0]) * mask),
+        (found, wide[0] @ wide[2].mT + wide[3].unsqueeze(1), 1e-3),
+        (_kernels.staircase_product(x, weight, bias, seen, rectify=True), found.relu(), 0.0),
+        (gated, lit, 0.0),
+        (turned, lit.mT, 0.0),
+        (sums, lit.sum(1), 1e-6),
+        (alone, wide[1], 0.0),
+        (turned_alone, wide[1].mT, 0.0),
+        (sums_alone, wide[1].sum(1), 1e-6),
+        (_kernels.staircase_to_weight(turned, x, seen), (lit.mT @ wide[0]) * mask, 1e-3),
     ]
-    for found, expected in pairs:
-        # TF32 keeps ten bits of each operand
-        assert float((found - expected).norm()) <= 1e-3 * float(expected.norm())
-    assert not (pairs[1][0] * ~mask).any()
+    for ours, expected, tolerance in pairs:
+        assert float((ours - expected).norm()) <= tolerance * float(expected.norm())
+    assert not (pairs[-1][0] * ~mask).any()

@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 
 from xorflow.conditioners.base import Conditioner, Dependence, Source
 from xorflow.conditioners.incremental import IncrementalMADE, cut_into_blocks
-from xorflow.conditioners.masked import MaskedLinear
+from xorflow.conditioners.masked import MaskedLinear, through
 from xorflow.conditioners.orderings import Order, ranks, resolve_order
 from xorflow.errors import ModelError
 
@@ -124,7 +124,7 @@ class MADE(Conditioner):
         flat = self.flatten(inputs, context)
         if self.arrange is not None:
             flat = flat.index_select(-1, self.arrange)
-        out = self.net(flat)
+        out = through(self.net, flat)
         if self.skip is not None:
             out = out + self.skip(flat)
         if self.rearrange is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -74,7 +75,8 @@ def _cut(lengths: Tensor | None, blocks: int = _BLOCKS) -> tuple[Band, ...] | No
 class _MaskedProduct(torch.autograd.Function):
     """x W' + b where W is zero outside of a mask: band by band, if there are bands, only the columns that a band sees.
 
-    Under `torch.vmap` over weights it is one batched product: x (K, B, I), weight (K, O, I) and bias (K, O), one mask for all.
+    Rectified if that is asked for, which costs nothing where a kernel does both. Under `torch.vmap` over weights it is one
+    batched product: x (K, B, I), weight (K, O, I) and bias (K, O), one mask for all.
     """
 
     @staticmethod
@@ -85,53 +87,89 @@ class _MaskedProduct(torch.autograd.Function):
         mask: Tensor,  # noqa: ARG004
         seen: Tensor | None,
         bands: tuple[Band, ...] | None,
+        rectify: bool,
     ) -> Tensor:
         if _skips(seen, x):
-            return _kernels.staircase_product(x, weight, bias, seen)
-        if x.dim() == 3:
-            return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-        if bands is None:
-            return torch.addmm(bias, x, weight.t())
-        out = x.new_empty(len(x), len(weight))
-        for band in bands:
-            rows = slice(band.first, band.last)
-            torch.addmm(bias[rows], x[:, : band.seen], weight[rows, : band.seen].t(), out=out[:, rows])
-        return out
+            return _kernels.staircase_product(x, weight, bias, seen, rectify)
+        out = _product(x, weight, bias, bands)
+        return out.relu_() if rectify else out
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:  # noqa: ARG004
-        x, weight, _, mask, seen, bands = inputs
-        ctx.save_for_backward(x, weight, mask, seen)
+    def setup_context(ctx, inputs, output) -> None:
+        x, weight, _, mask, seen, bands, rectify = inputs
+        ctx.save_for_backward(x, weight, mask, seen, output if rectify else None)
         ctx.bands = bands if x.dim() == 2 else None
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        x, weight, mask, seen = ctx.saved_tensors
+        x, weight, mask, seen, out = ctx.saved_tensors
         g = gradients[0].contiguous()  # a broadcast gradient would keep every product from the fast routines
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        g_bias = None if not needs_bias else _column_sums(g)
-        if torch.is_grad_enabled() or ctx.bands is None:  # plain operations, which have gradients themselves
-            g_x = g @ weight if needs_x else None
-            g_weight = _weight_gradient(g, x, mask, seen) if needs_weight else None
-            return g_x, g_weight, g_bias, None, None, None
-        g_x = torch.zeros_like(x) if needs_x else None
-        g_weight = torch.zeros_like(weight) if needs_weight else None
-        for band in ctx.bands:
-            rows = slice(band.first, band.last)
-            if g_x is not None:
-                g_x[:, : band.seen].addmm_(g[:, rows], weight[rows, : band.seen])
-            if g_weight is not None:
-                torch.mm(g[:, rows].t(), x[:, : band.seen], out=g_weight[rows, : band.seen])
-                g_weight[rows, band.full : band.seen].mul_(mask[rows, band.full : band.seen])
-        return g_x, g_weight, g_bias, None, None, None
+        if _skips(seen, g) and not torch.is_grad_enabled():
+            found = _stacked_gradients(g, out, x, weight, seen, ctx.needs_input_grad)
+        else:
+            g = g if out is None else torch.ops.aten.threshold_backward(g, out, 0)
+            found = _gradients(g, x, weight, mask, seen, ctx.bands, ctx.needs_input_grad)
+        return *found, None, None, None, None
 
     @staticmethod
-    def vmap(info, in_dims, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, seen, bands):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def vmap(info, in_dims, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, seen, bands, rectify):  # pyright: ignore[reportIncompatibleMethodOverride]
         if any(dim is not None for dim in in_dims[3:5]):
             raise NotImplementedError("runs that are trained together have the same masks")
         runs = info.batch_size
         stacked = [_first(t, dim, runs) for t, dim in zip((x, weight, bias), in_dims, strict=False)]
-        return _MaskedProduct.apply(*stacked, mask, seen, bands), 0
+        return _MaskedProduct.apply(*stacked, mask, seen, bands, rectify), 0
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor, bands: tuple[Band, ...] | None) -> Tensor:
+    if x.dim() == 3:
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+    if bands is None:
+        return torch.addmm(bias, x, weight.t())
+    out = x.new_empty(len(x), len(weight))
+    for band in bands:
+        rows = slice(band.first, band.last)
+        torch.addmm(bias[rows], x[:, : band.seen], weight[rows, : band.seen].t(), out=out[:, rows])
+    return out
+
+
+_Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Of x, of the weight and of the bias."""
+
+
+def _gradients(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mask: Tensor,
+    seen: Tensor | None,
+    bands: tuple[Band, ...] | None,
+    needed: Sequence[bool],
+) -> _Gradients:
+    g_bias = _column_sums(g) if needed[2] else None
+    if torch.is_grad_enabled() or bands is None:  # plain operations, which have gradients themselves
+        g_x = g @ weight if needed[0] else None
+        return g_x, _masked(g.mT @ x, mask, seen) if needed[1] else None, g_bias
+    g_x = torch.zeros_like(x) if needed[0] else None
+    g_weight = torch.zeros_like(weight) if needed[1] else None
+    for band in bands:
+        rows = slice(band.first, band.last)
+        if g_x is not None:
+            g_x[:, : band.seen].addmm_(g[:, rows], weight[rows, : band.seen])
+        if g_weight is not None:
+            torch.mm(g[:, rows].t(), x[:, : band.seen], out=g_weight[rows, : band.seen])
+            g_weight[rows, band.full : band.seen].mul_(mask[rows, band.full : band.seen])
+    return g_x, g_weight, g_bias
+
+
+def _stacked_gradients(
+    g: Tensor, out: Tensor | None, x: Tensor, weight: Tensor, seen: Tensor, needed: Sequence[bool]
+) -> _Gradients:
+    gated, turned, sums = _kernels.gate(g, out, needed[0])
+    return (
+        gated @ weight if needed[0] else None,
+        _kernels.staircase_to_weight(turned, x, seen) if needed[1] else None,
+        sums if needed[2] else None,
+    )
 
 
 def _first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
@@ -154,10 +192,7 @@ def _column_sums(g: Tensor) -> Tensor:
     return _kernels.column_sums(g) if _fast(g) else g.sum(-2)
 
 
-def _weight_gradient(g: Tensor, x: Tensor, mask: Tensor, seen: Tensor | None) -> Tensor:
-    if _skips(seen, g) and not torch.is_grad_enabled():
-        return _kernels.staircase_to_weight(g, x, seen)
-    g_weight = g.mT @ x
+def _masked(g_weight: Tensor, mask: Tensor, seen: Tensor | None) -> Tensor:
     if seen is not None and _fast(g_weight):
         return _kernels.zero_beyond(g_weight, seen)
     return g_weight * mask
@@ -192,16 +227,19 @@ class MaskedLinear(nn.Linear):
         """Set to zero what the mask forbids."""
         self.weight.mul_(self.mask)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, rectify: bool = False) -> Tensor:
+        """The product; of that only what is positive, if it is to be rectified."""
         if self._quicker(input):
             flat = input.reshape(-1, self.in_features)
             bands = self.bands if input.device.type == "cpu" else None
-            out: Tensor = _MaskedProduct.apply(flat, self.weight, self.bias, self.mask, self.seen, bands)  # pyright: ignore[reportAssignmentType]
-            return out.reshape(*input.shape[:-1], self.out_features)
+            found = _MaskedProduct.apply(flat, self.weight, self.bias, self.mask, self.seen, bands, rectify)
+            assert isinstance(found, Tensor)
+            return found.reshape(*input.shape[:-1], self.out_features)
         weight = self.weight
         if torch.is_grad_enabled():  # whether the weight requires one is hidden under vmap
             weight = _MaskGradient.apply(weight, self.mask)
-        return linear(input, weight, self.bias)
+        out = linear(input, weight, self.bias)
+        return out.relu() if rectify else out
 
     def _quicker(self, input: Tensor) -> bool:
         """On the CPU, where there are bands; on CUDA, where gradients are wanted: one launch less, and a quicker one."""
@@ -213,3 +251,14 @@ class MaskedLinear(nn.Linear):
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self.apply_mask()  # loaded weights may come from elsewhere; a leak would make every likelihood wrong
+
+
+def through(net: nn.Sequential, x: Tensor) -> Tensor:
+    """`net(x)`, with each ReLU left to the masked layer before it."""
+    layers = list(net)
+    for layer, following in zip(layers, [*layers[1:], None], strict=True):
+        if isinstance(layer, MaskedLinear):
+            x = layer(x, rectify=isinstance(following, nn.ReLU))
+        elif not isinstance(layer, nn.ReLU):
+            x = layer(x)
+    return x
