@@ -58,6 +58,9 @@ class ProposalPrefix(Estimator):
                 "prefixes from a proposal are defined for one layer with an ordering; use the special case for other flows"
             )
 
+    def not_capturable(self, flow: LatentFlow) -> str | None:
+        return super().not_capturable(flow) or "the ordering is copied to the device in every step"
+
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         assert draws is not None
         layer, point = flow.layers[0], flow.start(x)

@@ -1,17 +1,21 @@
-"""The result files of a reproduction: one for each finished run, and the plan that they belong to."""
+"""The result files of an experiment: one for each finished run, and the plan that they belong to."""
 
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
+import torch
+
+import xorflow
 from xorflow.errors import ConfigError
 from xorflow.experiments.budgets import Budget, Phase
-from xorflow.experiments.rows import REFERENCES, ROWS, VARIANTS, Row, Variant, choices
-from xorflow.training.options import HARMLESS
+from xorflow.experiments.rows import REFERENCES, ROWS, VARIANTS, Recipe, Row, Variant, choices
+from xorflow.training.options import HARMLESS, Options
 from xorflow.training.storage import read_json, write_bytes
 
 RESULT_VERSION = 1
@@ -20,11 +24,24 @@ RESULT_VERSION = 1
 _RUN_KEYS = ("budget", "row", "evaluation")
 
 
+class TrainedRow(Protocol):
+    """What an experiment asks of a row that is trained; `Row` says what each is."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def metric(self) -> Literal["greedy", "likelihood"]: ...
+    @property
+    def reading(self) -> Literal["deterministic", "latent"]: ...
+    def recipe(self, variant: Variant) -> Recipe | None: ...
+    def options(self, variant: Variant) -> Options: ...
+
+
 @dataclass(frozen=True)
 class RunName:
-    """Which of the runs of a reproduction."""
+    """Which of the runs of an experiment."""
 
-    row: Row
+    row: TrainedRow
     variant: Variant
     seed: int
     phase: Phase
@@ -74,13 +91,25 @@ def _planned(row: Row) -> dict[str, Any]:
     }
 
 
-def open_results(out: Path, budget: Budget) -> None:
-    """Make the folder of results, or check that it is one, of this budget and version, and whole."""
+def open_results(out: Path, budget: Budget, planned: Mapping[str, Any], command: str) -> None:
+    """Make the folder of results, or check that it is one, of this budget and version, and whole.
+
+    Args:
+        out: the folder.
+        budget: of the results.
+        planned: what `plan.json` is to hold.
+        command: whose results they are.
+    """
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out is a folder, and {out} is a file; choose another --out")
     plan_file = out / "plan.json"
     if plan_file.exists():
-        held = _checked(plan_file, ("budget", "rows"))
+        held = _checked(plan_file, ("budget", "rows"), command)
+        if held.get("experiment", "reproduce") != command:
+            raise ConfigError(
+                f"{out} holds results of xorflow {held.get('experiment', 'reproduce')}, and this is xorflow {command}: "
+                "choose another --out"
+            )
         if held["budget"] != budget.name:
             raise ConfigError(
                 f"{out} holds results of the budget {held['budget']!r}, and this is {budget.name!r}: "
@@ -88,20 +117,20 @@ def open_results(out: Path, budget: Budget) -> None:
             )
     elif out.is_dir() and any(out.iterdir()) and not (out / "runs").is_dir():
         raise ConfigError(
-            f"{out} is not empty, and holds no results of xorflow reproduce; choose another --out"
+            f"{out} is not empty, and holds no results of xorflow {command}; choose another --out"
         )
-    for path, run in finished_files(out):
+    for path, run in finished_files(out, command):
         if run["budget"] != budget.name:
             raise ConfigError(
                 f"{path} is of the budget {run['budget']!r}; remove it, or choose another --out"
             )
-    write_compact(plan_file, plan(budget))
+    write_compact(plan_file, planned)
 
 
-def finished_files(out: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def finished_files(out: Path, command: str = "reproduce") -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every file of a finished run, and its content, which has the right version."""
     for path in sorted((out / "runs").glob("*.json")):
-        yield path, _checked(path, _RUN_KEYS)
+        yield path, _checked(path, _RUN_KEYS, command)
 
 
 def read_finished(
@@ -112,21 +141,22 @@ def read_finished(
     if not path.exists():
         return None
     run = _checked(path, (*_RUN_KEYS, "config", "epochs"))
+    held = Options().to_json() | run["config"]  # an option that is newer than the file had its default
     for key, value in config.items():
-        if key not in (*HARMLESS, "data", *but) and run["config"].get(key) != value:
+        if key not in (*HARMLESS, "data", *but) and held[key] != value:
             raise ConfigError(
-                f"{path} was made with {key} {run['config'].get(key)!r}, and the row now says {value!r}: "
+                f"{path} was made with {key} {held[key]!r}, and the row now says {value!r}: "
                 "remove that file, or choose another --out"
             )
     return run
 
 
-def _checked(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+def _checked(path: Path, keys: tuple[str, ...], command: str = "reproduce") -> dict[str, Any]:
     content = read_json(path, "a file of results")
     version = content.get("version")
     if version != RESULT_VERSION:
         newer = isinstance(version, int) and version > RESULT_VERSION
-        reason = "a newer xorflow wrote it: install that" if newer else "xorflow reproduce did not write it"
+        reason = "a newer xorflow wrote it: install that" if newer else f"xorflow {command} did not write it"
         raise ConfigError(
             f"{path} has version {version!r}, this xorflow reads version {RESULT_VERSION}; {reason}, "
             "or choose another --out"
@@ -141,3 +171,17 @@ def write_compact(path: Path, content: Mapping[str, Any]) -> None:
     """JSON with one line for each key: short, and its changes can be read line by line."""
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items())
     write_bytes(path, f"{{\n{lines}\n}}\n".encode(), "choose a folder that can be written and has room")
+
+
+def device_name(device: torch.device) -> str:
+    """What a device is called: times on different ones are not to be compared."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
+
+
+def versions() -> dict[str, str]:
+    """What the figures were made with."""
+    return {
+        "xorflow": xorflow.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }

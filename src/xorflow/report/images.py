@@ -1,4 +1,4 @@
-"""Samples as a picture."""
+"""Samples as a picture, and how pictures are written."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
 from xorflow.training.storage import write_bytes
@@ -31,4 +32,11 @@ def save_image_grid(
     grid = np.kron(image_grid(images), np.ones((scale, scale)))
     buffer = io.BytesIO()
     imsave(buffer, grid, cmap="gray", vmin=0, vmax=1, format="png")
+    write_bytes(path, buffer.getvalue(), "choose a folder that can be written and has room")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as a PNG, whole, and with the same bytes for the same picture."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
     write_bytes(path, buffer.getvalue(), "choose a folder that can be written and has room")

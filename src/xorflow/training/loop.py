@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -266,8 +267,13 @@ class Trainer:
 
     def _fail(self, what: str, step: int) -> NoReturn:
         grads = ((name, p.grad) for name, p in self.flow.named_parameters() if p.grad is not None)
-        culprit = next((name for name, grad in grads if not bool(grad.isfinite().all())), None)
-        where = f"; the first gradient that is not finite is that of {culprit}" if culprit else ""
+        where = ""
+        if (culprit := _first_not_finite(grads)) is not None:
+            where = f"; the first gradient that is not finite is that of {_with_layer(culprit)}"
+        elif (
+            culprit := _first_not_finite(self.flow.named_parameters())
+        ) is not None:  # gradients are gone by then
+            where = f"; the first weight that is not finite is that of {_with_layer(culprit)}"
         saved = self.run_folder is not None and (self.run_folder / "checkpoints" / "latest.json").exists()
         kept = f"; the last good checkpoint is kept in {self.run_folder}" if saved else ""
         raise TrainingError(
@@ -316,6 +322,20 @@ class Trainer:
         self._dropout_state = snapshot.tensors.get("random.dropout")
         self._bound_sum.fill_(self.progress.bound_sum)
         self._restored = True
+
+
+def _first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
+    return next((name for name, tensor in named if not bool(tensor.isfinite().all())), None)
+
+
+def _with_layer(name: str) -> str:
+    """The name of a parameter and, if it is of a layer, which one, as people count.
+
+    >>> _with_layer("layers.1.conditioner.net.0.weight")
+    'layers.1.conditioner.net.0.weight, in layer 2'
+    """
+    found = re.match(r"(?:.*?\.)?layers\.(\d+)\.", name)
+    return name if found is None else f"{name}, in layer {int(found[1]) + 1}"
 
 
 def _make_fabric(device: torch.device, precision: str) -> Fabric:

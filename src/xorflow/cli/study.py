@@ -1,0 +1,250 @@
+"""`xorflow study`: every gradient estimator against exact gradients, on models of our own or on a run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from xorflow.cli.study_display import StudyDisplay
+from xorflow.errors import ConfigError
+from xorflow.experiments import (
+    STUDY_BUDGETS,
+    Study,
+    StudyRequest,
+    TrainingComparison,
+    find_study_budget,
+    parse_estimators,
+)
+from xorflow.report import write_study
+from xorflow.training import Interrupted
+
+EXAMPLES = """
+[bold]Examples[/bold]
+
+xorflow study --budget smoke --out runs/study
+
+xorflow study runs/demo --estimators 'marginal analytic special-case:baseline=greedy disarm'
+
+xorflow study --models depth-1 --estimators disarm --estimators leave-one-out:samples=8 --out runs/disarm
+
+xorflow study --training --device cuda --jobs 6
+
+The same command again goes on with what is not finished.
+"""
+
+_NAME_WIDTH = 26
+"""Of an estimator's text in a terminal of 80 columns, beside its figures."""
+
+_BUDGET_NAMES = ", ".join(budget.name for budget in STUDY_BUDGETS)
+_OUT = Path("results/study")
+_WORK = Path("runs/study")
+
+
+def study(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a finished run; without it, models of our own are studied.",
+            show_default=False,
+        ),
+    ] = None,
+    estimators: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="As --estimator of xorflow train takes them; several with spaces or semicolons, or the option again."
+        ),
+    ] = None,
+    points: Annotated[
+        str | None, typer.Option(help="Of training, with commas: start, middle, converged.")
+    ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(help="Of our own, with commas: depth-1, depth-2, posterior-1, small-2, small-3."),
+    ] = None,
+    draws: Annotated[
+        int | None, typer.Option(help="Of each estimator; by default 400, in smaller budgets fewer.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Rows of the one batch; by default 64, in smaller budgets fewer.")
+    ] = None,
+    training: Annotated[
+        bool,
+        typer.Option("--training", help="Train depth 1 and 2 with every estimator instead, and compare."),
+    ] = False,
+    budget: Annotated[
+        str, typer.Option(help=f"{_BUDGET_NAMES}: seconds, ten minutes on two cores, as long on a GPU.")
+    ] = "full",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    jobs: Annotated[int, typer.Option(help="How many runs at once, with --training.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the batch and of all noise.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the results; by default results/study, or RUN/study.", show_default=False
+        ),
+    ] = None,
+    work: Annotated[Path, typer.Option(help="Folder of the models: weights and checkpoints.")] = _WORK,
+) -> None:
+    """Measure bias, variance and cost of gradient estimators against exact gradients."""
+    again = _again(
+        run, {"estimators": estimators, "points": points, "models": models, "draws": draws, "batch": batch,
+              "training": training, "budget": budget, "device": device, "jobs": jobs, "seed": seed, "out": out,
+              "work": work},
+    )  # fmt: skip
+    folder = out or (_OUT if run is None else run / "study")
+    request = StudyRequest(
+        budget=find_study_budget(budget),
+        out=folder,
+        work=work,
+        run=run,
+        models=_names(models),
+        estimators=parse_estimators(estimators),
+        points=_names(points),
+        draws=draws,
+        batch=batch,
+        device=device,
+        seed=seed,
+    )
+    failed = _train(request, jobs, again) if training else _measure(request, again)
+    table = write_study(folder)
+    _show(Console(), table, training=training, everything=run is not None)
+    typer.echo(f"results  {folder / 'table.md'}, {folder / 'table.json'}")
+    errors = Console(stderr=True)
+    for line in failed:
+        errors.print(Text.assemble(("error: ", "bold red"), line), soft_wrap=True, highlight=False)
+    if failed:
+        raise typer.Exit(2)
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _measure(request: StudyRequest, again: str) -> list[str]:
+    prepared = Study(request)
+    try:
+        with StudyDisplay(Console(stderr=True)) as display:
+            prepared.run(display)
+    except (Interrupted, KeyboardInterrupt):
+        _stopped(again)
+    return []
+
+
+def _train(request: StudyRequest, jobs: int, again: str) -> list[str]:
+    if request.run is not None or request.models is not None or request.points is not None:
+        raise ConfigError("--training trains models of its own; leave out RUN, --models and --points")
+    comparison = TrainingComparison(request, jobs)
+    display = StudyDisplay(Console(stderr=True))
+    try:
+        with display:
+            return comparison.run(display)
+    except Interrupted:
+        _stopped(again)
+    except KeyboardInterrupt:
+        if not display.stopping:
+            _stopped(again)
+        typer.echo(f"stopped; continue from the last checkpoints with: {again}", err=True)
+        sys.stderr.flush()
+        # an ordinary exit would wait for runs that are threads; what they write is whole or not there
+        os._exit(130)
+
+
+def _stopped(again: str) -> NoReturn:
+    typer.echo(f"stopped; what is finished is kept: continue with: {again}", err=True)
+    raise typer.Exit(130) from None
+
+
+def _again(run: Path | None, given: Mapping[str, Any]) -> str:
+    """What to type to go on; what has its default is left out."""
+    defaults = {"budget": "full", "device": "auto", "jobs": 1, "seed": 0, "work": _WORK}
+    words = ["xorflow", "study", *([] if run is None else [str(run)])]
+    for name, value in given.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif isinstance(value, list):
+            words += [word for item in value for word in (f"--{name}", item)]
+        elif value is not None and value is not False and defaults.get(name) != value:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+# ---- what a person sees ----
+
+
+def _show(console: Console, table: dict[str, Any], *, training: bool, everything: bool) -> None:
+    console.print(table["settings"]["words"], style="bold")
+    if training:
+        _show_training(console, table["training"])
+        return
+    rows = table["rows"]
+    if not everything:  # the last layer at the end of training says most in one screen
+        rows = [r for r in rows if r["part"] == "generator" and r["layer"] == r["depth"]]
+        rows = [r for r in rows if r["point"] == _last_point(rows, r["model"])]
+    for title, group in _groups(rows).items():
+        show_rows(console, title, group)
+
+
+def _last_point(rows: Sequence[Mapping[str, Any]], model: str) -> str:
+    order = ("start", "middle", "converged")
+    return max((row["point"] for row in rows if row["model"] == model), key=order.index)
+
+
+def _groups(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        layer = row["part"] if row["layer"] is None else f"{row['part']} of layer {row['layer']}"
+        found.setdefault(f"{row['model']}, {row['point']}: gradient of the {layer}", []).append(row)
+    return found
+
+
+def show_rows(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The estimators of one gradient: bias and variance relative to its squared norm, and the cost."""
+    shown = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    shown.add_column("estimator", overflow="ellipsis", no_wrap=True, max_width=_NAME_WIDTH)
+    for name, width in (("bias", 16), ("variance", 8), ("cosine", 7), ("passes", 6), ("ms", 6)):
+        shown.add_column(name, justify="right", no_wrap=True, min_width=width)
+    for row in rows:
+        cells = (_bias(row), *(_short(row[key]) for key in ("variance", "cosine", "passes", "milliseconds")))
+        shown.add_row(Text(row["estimator"]), *cells)
+    console.print(shown, "")
+
+
+def _show_training(console: Console, runs: Sequence[Mapping[str, Any]]) -> None:
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown.add_column("depth", justify="right", no_wrap=True, min_width=5)
+    shown.add_column("estimator", overflow="ellipsis", no_wrap=True, max_width=2 * _NAME_WIDTH - 10)
+    for name, width in (("greedy NLL", 10), ("NLL", 7), ("seconds", 7)):
+        shown.add_column(name, justify="right", no_wrap=True, min_width=width)
+    for run in runs:
+        if run.get("error"):
+            shown.add_row(str(run["depth"]), Text(run["estimator"]), "-", "-", "-")
+        else:
+            nll = f"{run['nll']:.1f}" + (" " if run["kind"] == "exact" else "*")
+            greedy, seconds = f"{run['greedy_nll']:.1f}", f"{run['seconds']:.1f}"
+            shown.add_row(str(run["depth"]), Text(run["estimator"]), greedy, nll, seconds)
+    console.print("Negative log-likelihood of the test data, in nats (lower is better); * is a bound")
+    console.print(shown)
+
+
+def _bias(row: Mapping[str, Any]) -> str:
+    if row["bias"] is None:
+        return "no oracle" if row["oracle"] is None else "-"
+    if row["bias_stderr"] == 0:
+        return _short(row["bias"])
+    return f"{row['bias']:.1e} ± {row['bias_stderr']:.0e}"
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return "0" if value == 0 else f"{value:.3g}"

@@ -1,0 +1,245 @@
+"""The study of estimators, from its result files: the table as numbers and as Markdown."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xorflow.errors import DataError
+from xorflow.training.storage import read_json, write_bytes
+
+STUDY_VERSION = 1
+"""The version of result files that is read here, and of the table that is written."""
+
+POINTS = ("start", "middle", "converged")
+
+MEANING = (
+    "Every row is one estimator's gradient in the parameters of one layer, for one batch of data. Bias is the squared "
+    "distance between the mean of the draws and the exact gradient of the row's objective, variance the trace of the "
+    "covariance of one draw, both divided by the squared norm of the exact gradient. Bias is estimated without bias of its "
+    "own, as the mean of the products of independent groups' mean errors: for an unbiased estimator it is centred at zero "
+    "and may be negative; its standard error comes from the same products. A bias of more than three standard errors where "
+    "none is claimed is measured again, with four times the draws and fresh noise; what was found at first is kept beside "
+    "it, as `first`. The signal-to-noise ratio is the norm of the estimator's own mean over the root of its variance. "
+    "Gradients are in float64, and a bias below 1e-24 is rounding, written as 0. A pass is one evaluation of one layer's "
+    "network on the batch. Milliseconds are of loss and gradient in float32, as in training. Variance at equal cost is "
+    "variance times milliseconds, divided by that of the reference: the best, by the same product, of the paper's unbiased "
+    "control variates."
+)
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """The plan of a study, its measurements, and its training runs, as their files hold them."""
+
+    plan: dict[str, Any]
+    parts: tuple[dict[str, Any], ...]
+    training: tuple[dict[str, Any], ...]
+
+
+def read_study(folder: Path) -> StudyResults:
+    """What `xorflow study` left in a folder."""
+    parts = [_read(path) for path in sorted((folder / "parts").glob("*.json"))]
+    training = [_read(path) for path in sorted((folder / "training").glob("*.json"))]
+    return StudyResults(_read(folder / "plan.json"), tuple(parts), tuple(training))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = read_json(path, "a file of the study")
+    if content.get("version") != STUDY_VERSION:
+        raise DataError(
+            f"{path} has version {content.get('version')!r}, and reports are made from version {STUDY_VERSION}; make it anew "
+            "with xorflow study"
+        )
+    return content
+
+
+# ---- the table as numbers ----
+
+
+def make_study_table(results: StudyResults) -> dict[str, Any]:
+    """What `table.json` holds."""
+    plan = results.plan
+    rows = [row for part in results.parts for row in _rows_of(part)]
+    models = list(plan["models"])
+    rows.sort(key=lambda row: (models.index(row["model"]), POINTS.index(row["point"])))
+    for row in rows:
+        row |= _at_equal_cost(row, rows, plan["references"])
+    return {
+        "version": STUDY_VERSION,
+        "words": f"{plan['settings']['words']} {MEANING}",
+        "settings": plan["settings"],
+        "models": plan["models"],
+        "rows": rows,
+        "refused": plan["refused"],
+        "training": [{key: run[key] for key in run if key != "version"} for run in results.training],
+    }
+
+
+def _rows_of(part: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a file, each with all that tells it from others."""
+    name = {key: part[key] for key in ("model", "point", "estimator")}
+    about = {key: part[key] for key in ("depth", "features")}
+    return [{"id": ".".join([*name.values(), _layer_name(row)])} | name | row | about for row in part["rows"]]
+
+
+def _layer_name(row: dict[str, Any]) -> str:
+    return row["part"] if row["layer"] is None else f"{row['part']}{row['layer']}"
+
+
+def cost(row: dict[str, Any]) -> float | None:
+    """Variance times time."""
+    return None if row["variance"] is None else row["variance"] * row["milliseconds"]
+
+
+def _at_equal_cost(
+    row: dict[str, Any], rows: Sequence[dict[str, Any]], references: dict[str, list[str]]
+) -> dict[str, Any]:
+    drawn = "posterior" if _draws_from_posterior(row) else "generator"
+    beside = [r for r in same_gradient(row, rows) if r["estimator"] in references[drawn] and cost(r)]
+    best = min(beside, key=lambda r: cost(r) or math.inf, default=None)
+    own = cost(row)
+    if best is None or own is None:
+        return {"variance_at_equal_cost": None, "reference": None}
+    ratio = float(f"{own / (cost(best) or math.inf):.6g}")
+    return {"variance_at_equal_cost": ratio, "reference": best["estimator"]}
+
+
+def _draws_from_posterior(row: dict[str, Any]) -> bool:
+    return row["objective"].startswith("evidence") or "from the posterior" in row["objective"]
+
+
+def same_gradient(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of all estimators for the same model, point and layer."""
+    keys = ("model", "point", "part", "layer")
+    return [other for other in rows if all(other[key] == row[key] for key in keys)]
+
+
+# ---- the table as text ----
+
+
+def study_markdown(table: dict[str, Any]) -> str:
+    """What `table.md` holds: a table for each model, point and layer."""
+    parts = [MEANING]
+    for model, about in table["models"].items():
+        rows = [row for row in table["rows"] if row["model"] == model]
+        if rows:
+            parts.append(f"## {about['title']}\n\n{about['words'][:1].upper()}{about['words'][1:]}.")
+        for first in _first_of_each(rows):
+            heading = f"### {_where(first)}"
+            parts.append(f"{heading}\n\n{estimator_table(same_gradient(first, rows))}")
+    if table["training"]:
+        parts.append(f"## Training\n\n{training_table(table['training'])}")
+    if table["refused"]:
+        refused = [f"- {r['model']}, {r['estimator']}: {r['reason']}" for r in table["refused"]]
+        parts.append("## Not defined\n\n" + "\n".join(refused))
+    return "\n\n".join(parts)
+
+
+def _first_of_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = (POINTS.index(row["point"]), row["part"] != "generator", row["part"], row["layer"] or 0)
+        found.setdefault(key, row)
+    return [found[key] for key in sorted(found)]
+
+
+def _where(row: dict[str, Any]) -> str:
+    layer = row["part"] if row["layer"] is None else f"{row['part']} of layer {row['layer']}"
+    return f"{row['point'].capitalize()}: {layer}"
+
+
+_HEAD = (
+    "| estimator | claim | bias | variance | SNR | cosine | passes | ms | at equal cost | objective | oracle |",
+    "|---|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
+)
+
+
+def estimator_table(rows: Sequence[dict[str, Any]]) -> str:
+    """All estimators of one gradient, in Markdown."""
+    lines: list[str] = [*_HEAD]
+    for row in rows:
+        cells = (
+            f"`{row['estimator']}`",
+            row["claim"],
+            with_error(row["bias"], row["bias_stderr"]),
+            short(row["variance"]),
+            short(row["snr"]),
+            short(row["cosine"]),
+            short(row["passes"]),
+            short(row["milliseconds"]),
+            short(row["variance_at_equal_cost"]),
+            row["objective"],
+            row["oracle"] or "none",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def training_table(runs: Sequence[dict[str, Any]]) -> str:
+    """What each estimator reaches in the same time, in Markdown."""
+    lines = [
+        "| depth | estimator | greedy NLL | NLL | which is | seconds | note |",
+        "|---:|---|---:|---:|---|---:|---|",
+    ]
+    for run in sorted(runs, key=lambda run: (run["depth"], run.get("greedy_nll") or math.inf)):
+        if run.get("error"):
+            cells = [str(run["depth"]), f"`{run['estimator']}`", "–", "–", "–", "–", run["error"]]
+        else:
+            kind = "exact" if run["kind"] == "exact" else f"bound, {run['samples']:,} samples"
+            cells = [
+                *(str(run["depth"]), f"`{run['estimator']}`"),
+                *(f"{run['greedy_nll']:.2f}", f"{run['nll']:.2f}", kind, f"{run['seconds']:.1f}"),
+                "" if run["posterior"] == "none" else f"with a posterior, {run['posterior']}",
+            ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def short(value: float | None) -> str:
+    """Three digits, or a dash."""
+    if value is None:
+        return "–"
+    return "0" if value == 0 else f"{value:.3g}"
+
+
+def with_error(value: float | None, stderr: float | None) -> str:
+    if value is None or stderr is None:
+        return "–"
+    return short(value) if stderr == 0 else f"{value:.2g} ± {stderr:.1g}"
+
+
+# ---- files ----
+
+
+def _lines(table: dict[str, Any]) -> str:
+    """JSON with one line for each row: short, and its changes can be read row by row."""
+    entries = []
+    for key, value in table.items():
+        text = json.dumps(value)
+        if isinstance(value, list) and value:
+            text = "[\n    " + ",\n    ".join(map(json.dumps, value)) + "\n  ]"
+        entries.append(f"  {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def write_study(folder: Path) -> dict[str, Any]:
+    """Write `table.json`, `table.md` and the pictures from the result files in a folder; returns the table."""
+    from xorflow.report.study_figures import draw_study  # half a second of imports
+
+    results = read_study(folder)
+    try:
+        table = make_study_table(results)
+        text = f"{table['settings']['words']}\n\n{study_markdown(table)}\n"
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DataError(
+            f"a file in {folder} is damaged ({type(error).__name__} {error}); restore it, or remove it to make it anew"
+        ) from None
+    write_bytes(folder / "table.json", _lines(table).encode(), "choose a folder that can be written")
+    write_bytes(folder / "table.md", text.encode(), "choose a folder that can be written")
+    draw_study(results, table, folder)
+    return table

@@ -1,0 +1,287 @@
+"""The pictures of the study: variance against cost, bias against variance, variance by pixel, training against variance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullLocator, StrMethodFormatter
+
+from xorflow.report.images import save_figure
+from xorflow.report.study import POINTS, StudyResults
+
+_COLOURS = {
+    "special-case": "tab:blue",
+    "leave-one-out": "tab:orange",
+    "multi-sample": "tab:green",
+    "disarm": "tab:red",
+    "arms": "tab:purple",
+    "double-cv": "tab:brown",
+    "rebar": "tab:pink",
+    "relax": "tab:olive",
+    "full-posterior": "tab:cyan",
+    "marginal": "black",
+    "analytic": "dimgrey",
+    "local-expectation": "goldenrod",
+    "proposal-prefix": "navy",
+    "straight-through": "lime",
+    "reinmax": "teal",
+    "st-gumbel": "darkviolet",
+    "concrete": "saddlebrown",
+}
+_MARKERS = "osD^vP*X<>"
+_MOST_MAPS = 15
+_SMALL = 16
+"""Features of models that only serve to be enumerated."""
+_NEVER_WORSE = 3.0
+"""A bias of fewer standard errors is not told from zero."""
+
+_WIDE = 4.0
+"""Likelihoods further apart than this are drawn on a logarithmic scale."""
+
+Row = dict[str, Any]
+Place = Callable[[Row], tuple[float, float] | None]
+
+
+def draw_study(results: StudyResults, table: dict[str, Any], folder: Path) -> list[Path]:
+    """Draw whatever the results allow; the files that were written."""
+    made: list[Path] = []
+    rows = _to_compare(table["rows"])
+    if rows:
+        draw_cost(rows, folder / "variance_cost.png")
+        draw_bias(rows, folder / "bias_variance.png")
+        made += [folder / "variance_cost.png", folder / "bias_variance.png"]
+    maps = [part for part in results.parts if part["shape"] is not None and part["depth"] == 1]
+    maps = _of_last_point([part for part in maps if any(part["variance_by_feature"])])
+    maps.sort(key=lambda part: (_is_far_off(part["estimator"]), part["estimator"]))
+    if maps:
+        draw_maps(maps[:_MOST_MAPS], folder / "variance_pixels.png")
+        made.append(folder / "variance_pixels.png")
+    if any(not run.get("error") and measured_variance(table, run) is not None for run in table["training"]):
+        draw_training(table, folder / "training.png")
+        made.append(folder / "training.png")
+    return made
+
+
+def _to_compare(rows: Sequence[Row]) -> list[Row]:
+    """The gradients of networks; of models on images alone, if there are any."""
+    known = [row for row in rows if row["variance"] is not None and row["part"] != "base"]
+    return [row for row in known if row["features"] > _SMALL] or known
+
+
+def _is_far_off(estimator: str) -> bool:
+    """Whether its variance is of another order, so that it would leave one colour to all the others."""
+    return estimator.startswith(("proposal-prefix", "special-case:rewards=all"))
+
+
+class _Looks:
+    """One colour for a family of estimators, one marker for each of its variants."""
+
+    def __init__(self, estimators: Iterable[str]) -> None:
+        self._variants: dict[str, list[str]] = {}
+        for text in sorted(estimators):
+            known = self._variants.setdefault(text.partition(":")[0], [])
+            if text not in known:
+                known.append(text)
+
+    def __getitem__(self, text: str) -> dict[str, Any]:
+        family = text.partition(":")[0]
+        marker = _MARKERS[self._variants[family].index(text) % len(_MARKERS)]
+        return {"color": _COLOURS.get(family, "grey"), "marker": marker}
+
+
+# ---- rows against each other ----
+
+
+def _panels(rows: Sequence[Row]) -> list[list[list[Row]]]:
+    """A line of panels for each model and layer, one for each point."""
+    keys = sorted({(row["model"], row["part"], row["layer"]) for row in rows})
+    points = [point for point in POINTS if any(row["point"] == point for row in rows)]
+    return [
+        [
+            [row for row in rows if (row["model"], row["part"], row["layer"], row["point"]) == (*key, point)]
+            for point in points
+        ]
+        for key in keys
+    ]
+
+
+def draw_cost(rows: Sequence[Row], path: Path) -> None:
+    """Variance against the time of a gradient: what is below and to the left is better; at the bottom, what has none."""
+    _draw_grid(rows, path, _place_cost, "milliseconds of a gradient", "variance / |gradient|²", None)
+
+
+def _place_cost(row: Row) -> tuple[float, float]:
+    return row["milliseconds"], row["variance"]
+
+
+def draw_bias(rows: Sequence[Row], path: Path) -> None:
+    """Bias against variance; an open marker is a bias that is not told from zero, at three standard errors."""
+    known = [row for row in rows if row["bias"] is not None]
+    if known:
+        _draw_grid(
+            known,
+            path,
+            lambda row: (row["variance"], max(row["bias"], _NEVER_WORSE * row["bias_stderr"])),
+            "variance / |gradient|²",
+            "|bias|² / |gradient|²",
+            lambda row: row["bias"] > _NEVER_WORSE * row["bias_stderr"],
+        )
+
+
+def _draw_grid(
+    rows: Sequence[Row],
+    path: Path,
+    place: Place,
+    across: str,
+    up: str,
+    is_filled: Callable[[Row], bool] | None,
+) -> None:
+    lines = _panels(rows)
+    looks = _Looks(row["estimator"] for row in rows)
+    width, height = 3.6 * len(lines[0]) + 4.5, 3.0 * len(lines) + 0.6
+    figure = Figure(figsize=(width, max(height, 6.0)), layout="constrained")
+    grid = figure.subplots(len(lines), len(lines[0]), squeeze=False)
+    for axes_of_line, panels in zip(grid, lines, strict=True):
+        for axes, panel in zip(axes_of_line, panels, strict=True):
+            _scatter(axes, panel, place, looks, is_filled)
+            axes.set_xlabel(across if panels is lines[-1] else "")
+        axes_of_line[0].set_ylabel(up)
+    named = {text: looks[text] for text in sorted({row["estimator"] for row in rows})}
+    handles = [grid[0][0].plot([], [], linestyle="", label=text, **look)[0] for text, look in named.items()]
+    figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=7)
+    save_figure(figure, path)
+
+
+def _scatter(
+    axes: Axes, rows: Sequence[Row], place: Place, looks: _Looks, is_filled: Callable[[Row], bool] | None
+) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+    if not rows:
+        axes.set_axis_off()
+        return
+    first = rows[0]
+    of = "posterior of layer" if first["part"] == "posterior" else "layer"
+    axes.set_title(f"{first['model']}, {of} {first['layer']}, {first['point']}", fontsize=9)
+    spots = [(row, spot) for row in rows if (spot := place(row)) is not None]
+    least = [_below(spot[axis] for _, spot in spots) for axis in (0, 1)]
+    for row, spot in spots:
+        at = [value if value > 0 else low for value, low in zip(spot, least, strict=True)]
+        look = looks[row["estimator"]]
+        filled = is_filled is None or is_filled(row)
+        axes.plot(*at, linestyle="", markersize=6, markerfacecolor=None if filled else "none", **look)
+    _label_decades(axes)
+    for axis, low in zip("xy", least, strict=True):
+        if any(spot["xy".index(axis)] <= 0 for _, spot in spots):
+            line = axes.axvline if axis == "x" else axes.axhline
+            line(low, color="grey", linewidth=0.6, linestyle=":")
+
+
+def _label_decades(axes: Axes) -> None:
+    """Tick labels that do not run into each other: powers of ten, or within two of them also twice and five times as much."""
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        narrow = high / low < 200
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=8))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}") if narrow else LogFormatterSciNotation())
+        axis.set_minor_locator(NullLocator())
+
+
+def _below(values: Iterable[float]) -> float:
+    """Where zeros are drawn on a logarithmic axis: below all else."""
+    return min((value for value in values if value > 0), default=1.0) / 10
+
+
+# ---- maps and training ----
+
+
+def _of_last_point(parts: Sequence[Row]) -> list[Row]:
+    points = [point for point in POINTS if any(part["point"] == point for part in parts)]
+    return [part for part in parts if points and part["point"] == points[-1]]
+
+
+def draw_maps(parts: Sequence[Row], path: Path) -> None:
+    """For each estimator an image of the variance of its gradient in each pixel's output bias, all on one scale."""
+    images = [np.array(part["variance_by_feature"]).reshape(part["shape"]) for part in parts]
+    highest = max(float(image.max()) for image in images)
+    lowest = max(
+        highest * 1e-6, min(float(image[image > 0].min()) for image in images)
+    )  # fainter pixels look alike
+    columns = min(5, len(parts))
+    lines = -(-len(parts) // columns)
+    figure = Figure(figsize=(2.6 * columns + 1.2, 2.9 * lines), layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False)
+    shown = None
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for axes, part, image in zip(grid.flat, parts, images, strict=False):
+        shown = axes.imshow(
+            np.maximum(image, lowest), norm=LogNorm(lowest, highest), cmap="viridis", interpolation="nearest"
+        )
+        axes.set_title(part["estimator"].replace(":", "\n").replace(",baseline", "\nbaseline"), fontsize=7)
+    assert shown is not None
+    first = parts[0]
+    figure.suptitle(
+        f"variance of the gradient in each pixel's output bias: {first['model']}, {first['point']}",
+        fontsize=9,
+    )
+    figure.colorbar(shown, ax=grid, shrink=0.7)
+    save_figure(figure, path)
+
+
+def draw_training(table: dict[str, Any], path: Path) -> None:
+    """The greedy likelihood that training ends with, against the variance that was measured; a panel for each depth."""
+    spots = [
+        (run, variance)
+        for run in table["training"]
+        if not run.get("error") and (variance := measured_variance(table, run)) is not None
+    ]
+    named = sorted({run["estimator"] for run, _ in spots})
+    depths = sorted({run["depth"] for run, _ in spots})
+    looks = _Looks(named)
+    height = max(5.0, 0.17 * len(named) + 0.5)
+    figure = Figure(figsize=(4.6 * len(depths) + 3.5, height), layout="constrained")
+    grid = figure.subplots(1, len(depths), squeeze=False)[0]
+    for axes, depth in zip(grid, depths, strict=True):
+        _training_panel(axes, [(run, variance) for run, variance in spots if run["depth"] == depth], looks)
+    grid[0].set_ylabel("greedy NLL of test data, nats")
+    handles = [grid[0].plot([], [], linestyle="", label=text, **looks[text])[0] for text in named]
+    figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=7)
+    save_figure(figure, path)
+
+
+def _training_panel(axes: Axes, spots: Sequence[tuple[Row, float]], looks: _Looks) -> None:
+    low = _below(variance for _, variance in spots)
+    for run, variance in spots:
+        axes.plot(variance or low, run["greedy_nll"], linestyle="", **looks[run["estimator"]])
+    axes.axvline(low, color="grey", linewidth=0.6, linestyle=":")
+    axes.set_xscale("log")
+    values = [run["greedy_nll"] for run, _ in spots]
+    if max(values) > _WIDE * min(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    first = spots[0][0]
+    axes.set_title(f"depth {first['depth']}, epochs: {first['epochs']}", fontsize=9)
+    axes.set_xlabel("measured variance / |gradient|² (dotted: none)")
+    axes.grid(alpha=0.3)
+
+
+def measured_variance(table: dict[str, Any], run: Row) -> float | None:
+    """Of the whole gradient in the middle of training, or at whatever point was measured, at the same depth."""
+    rows = [
+        row
+        for row in table["rows"]
+        if row["estimator"] == run["estimator"] and row["depth"] == run["depth"] and row["features"] > _SMALL
+    ]
+    order = ("middle", "converged", "start")
+    point = min((row["point"] for row in rows), key=order.index, default=None)
+    chosen = [row for row in rows if row["point"] == point]
+    scale = sum(row["norm"] ** 2 for row in chosen)
+    return sum(row["trace"] for row in chosen) / scale if scale > 0 else None

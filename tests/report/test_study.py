@@ -1,0 +1,200 @@
+"""The study's table, sentences and pictures, from small result files made for the purpose."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xorflow.errors import DataError
+from xorflow.report.study import make_study_table, read_study, study_markdown, training_table, write_study
+from xorflow.report.study_blocks import NOT_RUN, best_of_several, findings, study_block
+
+PAPER = ["special-case", "special-case:baseline=greedy"]
+PLAN = {
+    "version": 1,
+    "settings": {
+        "budget": "full",
+        "words": "Full study.",
+        "draws": 400,
+        "batch": 64,
+        "seed": 0,
+        "device": "a device",
+    },
+    "references": {"generator": PAPER, "posterior": ["full-posterior"]},
+    "models": {
+        "depth-1": {"title": "depth 1", "words": "trained so"},
+        "depth-2": {"title": "depth 2", "words": "too"},
+    },
+    "refused": [{"model": "depth-2", "estimator": "analytic", "reason": "needs one layer"}],
+}
+
+
+def row(layer: int = 1, **changes: Any) -> dict[str, Any]:
+    usual = {
+        "part": "generator", "layer": layer, "claim": "unbiased", "objective": "special-case bound",
+        "oracle": "closed form", "norm": 1.0, "trace": 1.0, "bias": 0.001, "bias_stderr": 0.002, "distance": 0.03,
+        "cosine": 0.5, "cosine_of_mean": 0.9, "variance": 1.0, "variance_stderr": 0.1, "snr": 1.0, "draws": 400,
+        "groups": 16, "batch": 64, "warm_up": 0, "passes": 1.0, "backward_passes": 1.0, "milliseconds": 2.0,
+        "step": "eager",
+    }  # fmt: skip
+    return usual | {"trace": changes.get("variance", 1.0)} | changes
+
+
+def part(model: str, estimator: str, *rows: dict[str, Any], point: str = "middle") -> dict[str, Any]:
+    depth = int(model[-1])
+    return {
+        "version": 1, "model": model, "point": point, "estimator": estimator, "depth": depth, "features": 64,
+        "shape": [8, 8], "weights": "", "batch_sha256": "", "rows": list(rows),
+        "variance_by_feature": [0.1 * (i % 7) for i in range(64)], "versions": {},
+    }  # fmt: skip
+
+
+def run(depth: int, estimator: str, greedy: float, **changes: Any) -> dict[str, Any]:
+    usual = {
+        "version": 1, "id": f"training.depth-{depth}.{estimator}", "depth": depth, "estimator": estimator,
+        "posterior": "none", "greedy_nll": greedy, "nll": greedy - 10, "kind": "exact", "samples": None, "seconds": 3.0,
+        "epochs": 5, "hidden": [1024], "batch_size": 128, "lr": 1e-3, "jobs": 2,
+    }  # fmt: skip
+    return usual | changes
+
+
+EXACT = {"variance": 0.0, "variance_stderr": 0.0, "bias": 0.0, "bias_stderr": 0.0, "snr": None, "draws": 1}
+PARTS = [
+    part("depth-1", "special-case", row(milliseconds=2.0, variance=1.0)),
+    part("depth-1", "special-case:baseline=greedy", row(milliseconds=4.0, variance=0.8)),
+    part("depth-1", "disarm", row(milliseconds=1.0, variance=0.5)),
+    part("depth-1", "arms:samples=4", row(milliseconds=8.0, variance=0.4)),
+    part("depth-1", "straight-through", row(**EXACT)),
+    part("depth-1", "concrete", row(claim="biased", bias=0.04, distance=0.2)),
+    part(
+        "depth-1",
+        "multi-sample:samples=4",
+        row(oracle=None, bias=None, bias_stderr=None, distance=None, cosine=None),
+    ),
+    part("depth-2", "special-case", row(1, variance=0.1), row(2)),
+    part("depth-2", "leave-one-out:samples=2", row(1, bias=0.5, first={"bias": 0.4}), row(2)),
+    part("depth-2", "straight-through", *(row(layer, claim="biased", bias=0.1 * layer) for layer in (1, 2))),
+]
+RUNS = [
+    run(1, "special-case", 110.0),
+    run(1, "disarm", 90.0),
+    run(1, "arms:samples=4", 120.0),
+    run(1, "straight-through", 80.0),
+    run(2, "disarm", 100.0, kind="lower bound", samples=1000),
+    run(2, "analytic", 0.0, error="not defined: needs one layer"),
+]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A folder of results, with a study in it."""
+    study = tmp_path / "study"
+    for folder in ("parts", "training"):
+        (study / folder).mkdir(parents=True)
+    (study / "plan.json").write_text(json.dumps(PLAN), encoding="utf-8")
+    for number, content in enumerate(PARTS):
+        (study / f"parts/{number:02}.json").write_text(json.dumps(content), encoding="utf-8")
+    for number, content in enumerate(RUNS):
+        (study / f"training/{number:02}.json").write_text(json.dumps(content), encoding="utf-8")
+    return tmp_path
+
+
+def of(table: dict[str, Any], model: str, estimator: str, layer: int = 1) -> dict[str, Any]:
+    return next(r for r in table["rows"] if r["id"] == f"{model}.middle.{estimator}.generator{layer}")
+
+
+def test_variance_at_equal_cost_is_relative_to_the_papers_best(results: Path) -> None:
+    table = make_study_table(read_study(results / "study"))
+    assert of(table, "depth-1", "special-case")["variance_at_equal_cost"] == 1.0
+    assert of(table, "depth-1", "special-case:baseline=greedy")["variance_at_equal_cost"] == 1.6
+    disarm = of(table, "depth-1", "disarm")
+    assert (disarm["variance_at_equal_cost"], disarm["reference"]) == (0.25, "special-case")
+    assert of(table, "depth-1", "straight-through")["variance_at_equal_cost"] == 0.0
+    best = {(r["model"], r["layer"]): r["estimator"] for r in best_of_several(table["rows"])}
+    assert best == {
+        ("depth-1", 1): "disarm",
+        ("depth-2", 1): "leave-one-out:samples=2",
+        ("depth-2", 2): "leave-one-out:samples=2",
+    }
+
+
+def test_findings_follow_from_the_figures(results: Path) -> None:
+    found = findings(make_study_table(read_study(results / "study")))
+    text = "\n".join(found)
+    assert "of 9 gradients of estimators that claim no bias, 8 are within three standard errors" in text
+    assert "depth-2, middle, generator of layer 1, `leave-one-out:samples=2` is not, with 0.5 ± 0.002" in text
+    assert "Measured a second time: 1." in text
+    assert (
+        "Straight-through at depth 1 against the special-case bound: bias exactly zero, to rounding." in text
+    )
+    assert (
+        "Straight-through at depth 2: bias middle, layer 1: 0.1 ± 0.002; middle, layer 2: 0.2 ± 0.002."
+        in text
+    )
+    assert "`concrete` 0.20." in text
+    assert "in 1 of 3 gradients; in the others none has." in text
+    assert (
+        "have correlation 0.40; furthest from it are `arms:samples=4` (worse than its variance says)" in text
+    )
+
+
+def test_a_block_of_a_full_study_has_tables_and_pictures_that_exist(results: Path) -> None:
+    assert study_block(results) == NOT_RUN
+    write_study(results / "study")
+    block = study_block(results)
+    assert block.startswith("Measured on a device: 400 draws of every estimator on one batch of 64 images.")
+    assert "### Depth 2, middle: generator of layer 2" in block
+    assert "| `multi-sample:samples=4` | unbiased | no oracle |" in block
+    assert (
+        "Every run: 5 epochs on all training images in batches of 128, learning rate 0.001 falling to 0"
+        in block
+    )
+    assert "2 at once, so that seconds are of shared time" in block
+    for name in ("variance_cost", "bias_variance", "variance_pixels", "training"):
+        assert f"](../results/study/{name}.png)" in block
+        assert (results / f"study/{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "nan" not in block
+
+
+def test_a_smaller_budget_is_not_for_documents(results: Path) -> None:
+    table = write_study(results / "study")
+    table["settings"]["budget"] = "smoke"
+    (results / "study/table.json").write_text(json.dumps(table), encoding="utf-8")
+    assert study_block(results) == NOT_RUN
+    assert study_block(results / "nothing") == NOT_RUN
+
+
+def test_the_markdown_has_every_gradient_and_what_was_refused(results: Path) -> None:
+    text = study_markdown(make_study_table(read_study(results / "study")))
+    headings = [line for line in text.splitlines() if line.startswith("#")]
+    assert headings == [
+        "## depth 1",
+        "### Middle: generator of layer 1",
+        "## depth 2",
+        "### Middle: generator of layer 1",
+        "### Middle: generator of layer 2",
+        "## Training",
+        "## Not defined",
+    ]
+    assert "- depth-2, analytic: needs one layer" in text
+    assert "| 2 | `disarm` | 100.00 | 90.00 | bound, 1,000 samples | 3.0 |  |" in training_table(RUNS)
+    assert "| 2 | `analytic` | – | – | – | – | not defined: needs one layer |" in text
+
+
+def test_one_row_is_one_line_of_the_table(results: Path) -> None:
+    table = write_study(results / "study")
+    text = (results / "study/table.json").read_text(encoding="utf-8")
+    assert json.loads(text) == table
+    assert sum(line.startswith('    {"id": "depth-') for line in text.splitlines()) == len(table["rows"])
+
+
+@pytest.mark.parametrize("name", ["plan.json", "parts/00.json"])
+def test_a_damaged_file_is_named(results: Path, name: str) -> None:
+    path = results / "study" / name
+    path.write_text('{"version": 1}', encoding="utf-8")
+    with pytest.raises(DataError, match="is damaged"):
+        write_study(results / "study")
+    path.write_text('{"version": 9}', encoding="utf-8")
+    with pytest.raises(DataError, match="has version 9"):
+        write_study(results / "study")
