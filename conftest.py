@@ -2,4 +2,8 @@
 
 import importlib.util
 
-collect_ignore = [] if importlib.util.find_spec("triton") else ["src/xorflow/_triton.py"]
+collect_ignore = (
+    []
+    if importlib.util.find_spec("triton")
+    else ["src/xorflow/_triton.py", "src/xorflow/_triton_products.py"]
+)

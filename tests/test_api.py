@@ -20,12 +20,12 @@ PUBLIC = {
         StraightThroughGumbel
     """,
     "xorflow.conditioners": """
-        MADE MLP CausalTransformer Conditioner Coupling Dependence MaskedLinear Recurrent
+        MADE MLP CausalTransformer Conditioner Coupling Dependence Diagonal MaskedLinear Recurrent
         SequenceConditioner Source coupling_mask ranks resolve_order
     """,
     "xorflow.flows": """
         GREEDY BinaryNodes CategoricalNodes Draws Flow FlowDistribution LatentFlow Layer Mixture
-        Nodes Point SampleNoise Stack Trace refit_base
+        Nodes Point SampleNoise Stack Trace read_on refit_base
     """,
 }
 

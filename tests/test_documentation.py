@@ -140,7 +140,7 @@ def test_options_named_in_the_text_exist(xorflow_help: str) -> None:
 @pytest.fixture
 def xorflow_help(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", "200")
-    names = ("train", "evaluate", "sample", "score", "reproduce")
+    names = ("train", "evaluate", "sample", "score", "reproduce", "study")
     for words in (["--help"], *([name, "--help"] for name in names)):
         run_command(["xorflow", *words], "help")
     return capfd.readouterr().out

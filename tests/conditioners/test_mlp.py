@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from xorflow import MLP, Coupling, ModelError
-from xorflow.conditioners import Source
+from xorflow.conditioners import Diagonal, Source
 from xorflow.flows import BinaryNodes, CategoricalNodes
 
 
@@ -67,3 +67,20 @@ def test_a_context_of_the_wrong_width_is_refused(build):
     inputs = dict.fromkeys((Source.X, Source.STATE), torch.zeros(1, 4))
     with pytest.raises(ModelError, match="made for 2 context features, and got 0"):
         net(inputs)
+
+
+@pytest.mark.parametrize("categories", [2, 3, (2, 3, 4)])
+def test_a_diagonal_map_looks_at_each_feature_alone(categories) -> None:
+    torch.manual_seed(0)
+    net = Diagonal(3, categories=categories)
+    again = Diagonal(**net.config())
+    again.load_state_dict(net.state_dict())
+    sizes = torch.tensor(net.states.sizes)
+    x = torch.randint(0, 100, (50, 3)) % sizes
+    out = net({Source.STATE: net.states.encode(x, torch.float32)})
+    torch.testing.assert_close(again({Source.STATE: net.states.encode(x, torch.float32)}), out)
+    for d in range(3):
+        for value in range(int(sizes[d])):
+            same = out[x[:, d] == value, d]
+            torch.testing.assert_close(same, same[:1].expand_as(same))
+    assert out.shape == ((50, 3) if categories == 2 else (50, 3, int(sizes.max())))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xorflow.cli.reproduce_display import ReproductionDisplay
+from xorflow.cli.experiment import command_again, complain, run_experiment
 from xorflow.experiments import BUDGETS, Reproduction, Request, chosen, find_budget
 from xorflow.report import write_reproduction
-from xorflow.training import Interrupted, Outcome
 
 EXAMPLES = """
 [bold]Examples[/bold]
@@ -31,6 +26,13 @@ xorflow reproduce --rows ste-1,ste-2 --device cuda --jobs 6
 The same command again goes on with what is not finished.
 """
 
+_DEFAULTS = {
+    "budget": "full",
+    "device": "auto",
+    "jobs": 1,
+    "out": Path("results/paper"),
+    "work": Path("runs/paper"),
+}
 _BUDGET_NAMES = ", ".join(budget.name for budget in BUDGETS)
 
 
@@ -50,7 +52,9 @@ def reproduce(
     ),
 ) -> None:
     """Train every row of the paper's table, and show its figures beside ours."""
-    again = _again(rows=rows, seeds=seeds, budget=budget, device=device, jobs=jobs, out=out, work=work)
+    given = {
+        "rows": rows, "seeds": seeds, "budget": budget, "device": device, "jobs": jobs, "out": out, "work": work
+    }  # fmt: skip
     size = find_budget(budget)
     wanted, references = chosen(rows)
     request = Request(
@@ -63,57 +67,12 @@ def reproduce(
         device=device,
         workers=jobs,
     )
-    outcomes = _run(Reproduction(request), again)
+    outcomes = run_experiment(Reproduction(request), command_again("reproduce", given, _DEFAULTS))
     table = write_reproduction(out)
     if table["rows"]:
         show_table(Console(), table)
     typer.echo(f"results  {out / 'table.md'}\npictures {out / 'curves.png'}, {out / 'samples.png'}")
-    failed = [outcome for outcome in outcomes if outcome.error is not None]
-    _complain(failed)
-    if failed:
-        raise typer.Exit(2)
-
-
-def _run(reproduction: Reproduction, again: str) -> list[Outcome]:
-    display = ReproductionDisplay(Console(stderr=True), reproduction.planned)
-    try:
-        with display:
-            return reproduction.run(display)
-    except Interrupted:
-        typer.echo(f"stopped and saved; continue with: {again}", err=True)
-        raise typer.Exit(130) from None
-    except KeyboardInterrupt:
-        typer.echo(f"stopped; continue from the last checkpoints with: {again}", err=True)
-        if display.stopping:
-            sys.stderr.flush()
-            # an ordinary exit would wait for runs that are threads; what they write is whole or not there
-            os._exit(130)
-        raise typer.Exit(130) from None
-
-
-def _complain(failed: Sequence[Outcome]) -> None:
-    errors = Console(stderr=True)
-    for outcome in failed:
-        # runs are continued by the command that made them, which here is not `xorflow train`
-        reason = (outcome.error or "").replace("continue it with --resume", "give the same command again")
-        words = f"{outcome.job.name}, seed {outcome.job.options.seed}: {reason}"
-        errors.print(Text.assemble(("error: ", "bold red"), words), soft_wrap=True, highlight=False)
-
-
-def _again(**given: Any) -> str:
-    """What to type to go on; what has its default is left out."""
-    defaults = {
-        "budget": "full",
-        "device": "auto",
-        "jobs": 1,
-        "out": Path("results/paper"),
-        "work": Path("runs/paper"),
-    }
-    words = ["xorflow", "reproduce"]
-    for name, value in given.items():
-        if value is not None and defaults.get(name) != value:
-            words += [f"--{name}", str(value)]
-    return shlex.join(words)
+    complain(outcomes)
 
 
 def show_table(console: Console, table: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from xorflow.conditioners.base import Conditioner, Dependence, Source
 from xorflow.conditioners.made import MADE
 from xorflow.conditioners.masked import MaskedLinear
-from xorflow.conditioners.mlp import MLP, Coupling
+from xorflow.conditioners.mlp import MLP, Coupling, Diagonal
 from xorflow.conditioners.orderings import coupling_mask, ranks, resolve_order
 from xorflow.conditioners.recurrent import Recurrent
 from xorflow.conditioners.sequence import SequenceConditioner
@@ -16,6 +16,7 @@ __all__ = [
     "Conditioner",
     "Coupling",
     "Dependence",
+    "Diagonal",
     "MaskedLinear",
     "Recurrent",
     "SequenceConditioner",

@@ -71,6 +71,57 @@ class MLP(Conditioner):
         bias.copy_(logits.flatten().to(bias))
 
 
+class Diagonal(Conditioner):
+    """A linear map of each feature's own value, for posteriors that correct the generator's logits by what a state says.
+
+    With so few weights it stays near Bayes' rule, where it begins, under gradients that are mostly noise.
+
+    Args:
+        features: D.
+        categories: K, or K_d for each feature.
+        choices: U_d; as many as categories by default.
+        sees: the one source, `"state"` by default.
+        context: the number of context features, which it does not look at.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        categories: int | Sequence[int] = 2,
+        choices: int | Sequence[int] | None = None,
+        sees: str = "state",
+        context: int = 0,
+    ) -> None:
+        super().__init__(
+            features,
+            categories=categories,
+            choices=choices,
+            sees={sees: "all"},
+            order=None,
+            context=context,
+        )
+        (self._source,) = self.sees
+        into = 1 if self.alphabet(self._source).binary else self.alphabet(self._source).width
+        out = 1 if self.choices.binary else self.choices.width
+        self.slope = nn.Parameter(0.01 * torch.randn(features, into, out))
+        self.level = nn.Parameter(torch.zeros(features, out))
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {"sees": str(self._source)}
+
+    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
+        self._check_context(context)
+        value = inputs[self._source]
+        value = value.unsqueeze(-1) if self.alphabet(self._source).binary else value  # (..., D, into)
+        logits = (value.unsqueeze(-1) * self.slope).sum(-2) + self.level
+        return logits.squeeze(-1) if self.choices.binary else logits
+
+    @torch.no_grad()
+    def start_at(self, logits: Tensor) -> None:
+        self.level.copy_(logits.reshape(self.level.shape).to(self.level))
+
+
 class Coupling(Conditioner):
     """Bipartite coupling: the features of a mask are seen and left alone, the others are transformed.
 
@@ -79,8 +130,8 @@ class Coupling(Conditioner):
     Args:
         features: D.
         hidden: the widths of the hidden layers.
-        mask: `"halves"`, `"alternate"`, `"checkerboard"`, `"random:SEED"` or booleans (True: seen).
-        shape: the shape of the image, for a checkerboard.
+        mask: `"halves"`, `"alternate"`, `"checkerboard"`, `"random:SEED"`, `"nested:LEVEL"` or booleans (True: seen).
+        shape: the shape of the image, for a checkerboard and nested grids.
         flip: exchange the two parts.
         categories: K, or K_d for each feature.
         choices: U_d; as many as categories by default.

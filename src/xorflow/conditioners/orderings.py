@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,15 +13,21 @@ from xorflow.errors import ModelError
 
 Order = str | Sequence[int]
 
+OF_IMAGES = ("columns", "columns-reversed", "outward", "inward")
+"""Orderings that need the shape of an image."""
+
 
 def resolve_order(order: Order, features: int, shape: Sequence[int] | None = None) -> tuple[int, ...]:
     """The features in the order in which they are visited.
 
     `"natural"`, `"reversed"`, `"random"` (seed 0), `"random:SEED"`, or the permutation itself; of an image, whose `shape` is
-    given, also `"columns"` (column by column) and `"columns-reversed"`.
+    given, also `"columns"` (column by column) and `"columns-reversed"`, `"outward"` (ring by ring, from the middle) and
+    `"inward"`, its reverse.
 
     >>> resolve_order("reversed", 3)
     (2, 1, 0)
+    >>> resolve_order("outward", 9, shape=(3, 3))
+    (4, 0, 1, 2, 3, 5, 6, 7, 8)
     >>> resolve_order("columns", 6, shape=(2, 3))
     (0, 3, 1, 4, 2, 5)
     """
@@ -43,12 +50,25 @@ def _named_order(order: str, features: int, shape: Sequence[int] | None) -> tupl
         rows, columns = image_shape(shape, features, f"the ordering {order!r}")
         visited = [row * columns + column for column in range(columns) for row in range(rows)]
         return tuple(visited if order == "columns" else reversed(visited))
+    if order in ("outward", "inward"):
+        ring = rings(*image_shape(shape, features, f"the ordering {order!r}"))
+        visited = sorted(range(features), key=lambda d: ring[d])
+        return tuple(visited if order == "outward" else reversed(visited))
     if (seed := _random_seed(order)) is not None:
         return tuple(int(d) for d in _random_keys(seed, features).argsort(kind="stable"))
     raise ModelError(
-        "an ordering is 'natural', 'reversed', 'random', 'random:SEED', for images 'columns' or 'columns-reversed', or a "
+        f"an ordering is 'natural', 'reversed', 'random', 'random:SEED', for images {', '.join(map(repr, OF_IMAGES))}, or a "
         f"permutation, and got {order!r}"
     )
+
+
+def rings(rows: int, columns: int) -> list[float]:
+    """How far each pixel is from the middle, in rows or columns, whichever are more."""
+    return [
+        max(abs(row - (rows - 1) / 2), abs(column - (columns - 1) / 2))
+        for row in range(rows)
+        for column in range(columns)
+    ]
 
 
 def image_shape(shape: Sequence[int] | None, features: int, what: str) -> tuple[int, int]:
@@ -77,10 +97,14 @@ def coupling_mask(
 ) -> Tensor:
     """Which features a coupling layer sees and leaves alone (True); it transforms the others.
 
-    `"halves"`, `"alternate"`, `"checkerboard"` (needs the image's `shape`), `"random"`, `"random:SEED"`, or booleans.
+    `"halves"`, `"alternate"`, `"checkerboard"` (needs the image's `shape`), `"random"`, `"random:SEED"`, or booleans; or
+    `"nested:LEVEL"` of an image: of the pixels of a grid, which is the coarser the higher the level, those between the points
+    of the next grid are transformed, given all others. Level 0 is a checkerboard; after the last level comes the first again.
 
     >>> coupling_mask("halves", 5).tolist()
     [True, True, False, False, False]
+    >>> [int((~coupling_mask(f"nested:{level}", 64, shape=(8, 8))).sum()) for level in range(7)]
+    [32, 16, 8, 4, 2, 1, 32]
     """
     seen = _named_mask(mask, features, shape) if isinstance(mask, str) else torch.as_tensor(mask).bool()
     if seen.shape != (features,):
@@ -104,13 +128,30 @@ def _named_mask(mask: str, features: int, shape: Sequence[int] | None) -> Tensor
     if mask == "checkerboard":
         _, columns = image_shape(shape, features, "a checkerboard mask")
         return (index // columns + index % columns) % 2 == 0
+    head, _, level = mask.partition(":")
+    if head == "nested" and level.isdecimal():
+        return ~_between_grids(int(level), *image_shape(shape, features, "a nested mask"))
     if (seed := _random_seed(mask)) is not None:
         place = torch.from_numpy(_random_keys(seed, features).argsort(kind="stable").argsort())
         return place < features // 2
     raise ModelError(
-        "a coupling mask is 'halves', 'alternate', 'checkerboard', 'random', 'random:SEED' or booleans, "
+        "a coupling mask is 'halves', 'alternate', 'checkerboard', 'random', 'random:SEED', 'nested:LEVEL' or booleans, "
         f"and got {mask!r}"
     )
+
+
+def _between_grids(level: int, rows: int, columns: int) -> Tensor:
+    """The pixels of one grid that are not of the next; grids lie around the middle, where images differ most."""
+    down = (torch.arange(rows) - rows // 2)[:, None].expand(rows, columns)
+    across = (torch.arange(columns) - columns // 2)[None, :].expand(rows, columns)
+
+    def grid(number: int) -> Tensor:
+        step = 2 ** (number // 2)
+        points = (down % step == 0) & (across % step == 0)
+        return points & ((down + across) // step % 2 == 0) if number % 2 else points
+
+    levels = next(number for number in itertools.count() if int(grid(number).sum()) == 1)
+    return (grid(level % levels) & ~grid(level % levels + 1)).flatten()
 
 
 def _random_seed(name: str) -> int | None:

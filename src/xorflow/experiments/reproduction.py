@@ -1,4 +1,6 @@
-"""The reproduction itself: which runs it needs, in which order, and what each leaves behind.
+"""An experiment of many rows: which runs it needs, in which order, and what each leaves behind.
+
+The reproduction of the paper's table is one, the question of depth another; an `Experiment` says in what they differ.
 
 Every row is trained in two phases. `select` trains on 50,000 images and keeps the epoch that is best on 10,000 others; `final`
 trains the frozen recipe on all 60,000, for the same seeds, and is what the table reports. A finished run is a JSON file, and is
@@ -7,22 +9,28 @@ never repeated; an interrupted one goes on from its folder.
 
 from __future__ import annotations
 
-import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import torch
-
-import xorflow
-from xorflow.data import Dataset
+from xorflow.data import Dataset, Split
 from xorflow.errors import ConfigError
 from xorflow.experiments.budgets import PHASES, Budget, Phase, write_digits
-from xorflow.experiments.files import RESULT_VERSION, RunName, open_results, read_finished, write_compact
-from xorflow.experiments.rows import VARIANTS, Reference, Row, Variant
+from xorflow.experiments.files import (
+    RESULT_VERSION,
+    RunName,
+    TrainedRow,
+    device_name,
+    open_results,
+    plan,
+    read_finished,
+    versions,
+    write_compact,
+)
+from xorflow.experiments.rows import VARIANTS, Reference, Variant
 from xorflow.experiments.scores import draw_samples, reference, score
 from xorflow.training import Interrupted, Job, JobObserver, Options, Outcome, build_data, open_run, run_jobs
 from xorflow.training.devices import out_of_memory_as_error, own_stream, resolve_device
@@ -38,6 +46,51 @@ _SELECTION_SAMPLES = 50
 """Of the importance-sampled bound of a run whose figures are not reported."""
 
 
+class Scorer(Protocol):
+    """All figures of a trained flow on one part of its data; see `score`."""
+
+    def __call__(
+        self,
+        row: Any,
+        flow: Any,
+        split: Split,
+        known: dict[str, Any],
+        budget: Budget,
+        *,
+        phase: Phase,
+        train: Split,
+        pause: Callable[[], None],
+    ) -> dict[str, Any]: ...
+
+
+def own_selection(name: RunName) -> RunName:
+    """Each seed of each row is selected by itself."""
+    return replace(name, phase="select")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """In what one experiment differs from another.
+
+    Attributes:
+        command: by which the command line knows it.
+        plan: what `plan.json` holds, for a budget.
+        score: the figures of a run.
+        starts: by row, the row whose run of the same seed and phase it starts from.
+        selection: the run that chooses the epochs of a final run.
+    """
+
+    command: str
+    plan: Callable[[Budget], Mapping[str, Any]]
+    score: Scorer
+    starts: Mapping[str, TrainedRow] = field(default_factory=dict)
+    selection: Callable[[RunName], RunName] = own_selection
+
+
+PAPER = Experiment("reproduce", plan, score)
+"""The paper's table."""
+
+
 @dataclass(frozen=True)
 class Request:
     """What the command line asks for.
@@ -51,9 +104,11 @@ class Request:
         work: the folder of the runs themselves.
         device: where to train and evaluate.
         workers: how many runs at once.
+        experiment: what the rows are about.
+        fewer: by row, how many seeds it has, if these are fewer.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[TrainedRow]
     references: Sequence[Reference]
     budget: Budget
     seeds: int
@@ -61,6 +116,12 @@ class Request:
     work: Path
     device: str = "auto"
     workers: int = 1
+    experiment: Experiment = PAPER
+    fewer: Mapping[str, int] = field(default_factory=dict)
+
+    def seeds_of(self, row: TrainedRow) -> range:
+        """The seeds that a row is trained with."""
+        return range(min(self.seeds, self.fewer.get(row.id, self.seeds)))
 
 
 @dataclass(frozen=True)
@@ -92,7 +153,8 @@ class Reproduction:
         self._datasets: dict[tuple[Any, ...], Dataset] = {}
         self._stopping = threading.Event()
         self._names: dict[Path, RunName] = {}
-        open_results(request.out, request.budget)
+        experiment = request.experiment
+        open_results(request.out, request.budget, experiment.plan(request.budget), experiment.command)
         self.planned = [
             self._to_plan(name) for phase in PHASES for name in self._all(phase) if not self._finished(name)
         ]
@@ -110,35 +172,72 @@ class Reproduction:
         self._compute_references()
         outcomes: list[Outcome] = []
         for phase in PHASES:
-            jobs = [self._job(name) for name in self._all(phase) if self._ready(name)]
-            for job in jobs:
-                self._require_same_work(job)
-            watch = _Numbered(observer, len(outcomes), self._stopping)
-            outcomes += run_jobs(jobs, self._request.workers, watch, finish=self._record) if jobs else []
+            for names in self._waves(phase):
+                jobs = [self._job(name) for name in names if self._ready(name)]
+                for job in jobs:
+                    self._require_same_work(job)
+                watch = _Numbered(observer, len(outcomes), self._stopping)
+                outcomes += run_jobs(jobs, self._request.workers, watch, finish=self._record) if jobs else []
         return outcomes
 
     def _all(self, phase: Phase) -> list[RunName]:
-        return [
-            RunName(row, variant, seed, phase)
+        finals = [
+            RunName(row, variant, seed, "final")
             for row in self._request.rows
             for variant in VARIANTS
             if row.recipe(variant) is not None
-            for seed in range(self._request.seeds)
+            for seed in self._request.seeds_of(row)
         ]
+        selections = map(self._selection, finals)
+        return finals if phase == "final" else list({str(name): name for name in selections}.values())
+
+    def _selection(self, name: RunName) -> RunName:
+        return self._request.experiment.selection(name)
+
+    def _waves(self, phase: Phase) -> list[list[RunName]]:
+        """The runs of a phase, those before that others start from."""
+        steps = [(self._generation(name.row), name) for name in self._all(phase)]
+        return [[name for own, name in steps if own == step] for step in sorted({own for own, _ in steps})]
+
+    def _generation(self, row: TrainedRow) -> int:
+        """How many rows, each started from the one before, come before it."""
+        before = self._request.experiment.starts.get(row.id)
+        return 0 if before is None else 1 + self._generation(before)
 
     def _ready(self, name: RunName) -> bool:
-        """Whether a run is to be made now: a final one only if its selection is finished."""
+        """Whether a run is to be made now: a final one only if its selection, and what it starts from, is finished."""
         if self._finished(name):
             return False
-        return name.phase == "select" or name_of_selection(name).file(self._request.out).exists()
+        if name.phase == "final" and not self._selection(name).file(self._request.out).exists():
+            return False
+        start = self._start(name)
+        return start is None or start.file(self._request.out).exists()
+
+    def _start(self, name: RunName) -> RunName | None:
+        """The run that another starts from."""
+        row = self._request.experiment.starts.get(name.row.id)
+        return None if row is None else replace(name, row=row)
 
     def _job(self, name: RunName) -> Job:
         options = self._options(name)
         if name.phase == "final":
             options = options.replace(epochs=self._final_epochs(name.row, name.variant, options))
+        start = self._start(name)
+        if start is not None:
+            options = options.replace(start=str(self._weights(start, name)))
         folder = name.folder(self._work)
         self._names[folder] = name
         return Job(options, folder, f"{name.row.id}.{name.variant}.{name.phase}")
+
+    def _weights(self, start: RunName, name: RunName) -> Path:
+        """The folder of the run that another starts from, which must be there."""
+        folder = start.folder(self._work).absolute()
+        if not (folder / "result.json").exists():
+            raise ConfigError(
+                f"row {name.row.id} starts from row {start.row.id}, whose weights are not in {folder}: choose the --work that "
+                f"has them, or remove {start.file(self._request.out)} to train it again"
+            )
+        return folder
 
     def _options(self, name: RunName) -> Options:
         """A run's options; a final run may turn out to need fewer epochs."""
@@ -146,13 +245,13 @@ class Reproduction:
         recipe = budget.options(name.row.options(name.variant), name.phase, self._digits)
         return recipe.replace(seed=name.seed, device=self._request.device)
 
-    def _final_epochs(self, row: Row, variant: Variant, options: Options) -> int:
+    def _final_epochs(self, row: TrainedRow, variant: Variant, options: Options) -> int:
         """That of the final runs there are; otherwise by the selected seed."""
-        finals = [self._finished(RunName(row, variant, k, "final")) for k in range(self._request.seeds)]
-        known = next((run["epochs"] for run in finals if run is not None), None)
+        names = [RunName(row, variant, k, "final") for k in self._request.seeds_of(row)]
+        known = next((run["epochs"] for run in map(self._finished, names) if run is not None), None)
         if known is not None:
             return known
-        runs = [self._finished(RunName(row, variant, k, "select")) for k in range(self._request.seeds)]
+        runs = [self._finished(self._selection(name)) for name in names]
         best = min((run for run in runs if run is not None), key=lambda run: run["selection"]["nll"])
         return final_epochs(options.epochs, best["best_epoch"], options.validate_every)
 
@@ -195,7 +294,8 @@ class Reproduction:
             "variant": name.variant,
             "seed": name.seed,
             "phase": name.phase,
-            "config": job.options.to_json(),
+            # what a run starts from is a row here: where the runs lie is no part of the results
+            "config": job.options.to_json() | {"start": self._options(name).start},
             "epochs": job.options.epochs,
             "best_epoch": result["best_epoch"],
             "selection": _selection(name, result),
@@ -205,10 +305,10 @@ class Reproduction:
             "seconds": result["seconds"],
             "evaluation_seconds": round(time.monotonic() - began, 3),
             "device": result["device"],
-            "device_name": _device_name(self._device),
+            "device_name": device_name(self._device),
             "together": result.get("together", 1),
             "data": result["data"],
-            "versions": _versions(),
+            "versions": versions(),
         }
         self._pause()
         write_compact(name.file(request.out), content)
@@ -220,11 +320,20 @@ class Reproduction:
         split, known = dataset.parts[part], read_result(job.out)[part]
         self._pause()
         with full_products():
-            figures = score(name.row, opened.latent, split, known, self._evaluation(name), pause=self._pause)
+            figures = self._request.experiment.score(
+                name.row,
+                opened.flow,
+                split,
+                known,
+                self._evaluation(name),
+                phase=name.phase,
+                train=dataset.train,
+                pause=self._pause,
+            )
         draw = {"part": part, "draw": dataset.describe()["sha256"][part]}
         samples = None
         if name.phase == "final":
-            samples = draw_samples(name.row, opened.latent, opened.shape)
+            samples = draw_samples(name.row.reading, opened.flow, opened.shape)
         return {"evaluation": draw | figures, "samples": samples}
 
     def _evaluation(self, name: RunName) -> Budget:
@@ -258,13 +367,9 @@ class Reproduction:
                 "row": row.id,
                 "phase": "reference",
                 "evaluation": draw | reference(row, dataset.to("cpu")),
-                "versions": _versions(),
+                "versions": versions(),
             }
             write_compact(path, content)
-
-
-def name_of_selection(name: RunName) -> RunName:
-    return RunName(name.row, name.variant, name.seed, "select")
 
 
 def final_epochs(epochs: int, best: int, validate_every: int) -> int:
@@ -309,16 +414,4 @@ def _curves(run: Path) -> dict[str, list[float | int | None]]:
         "epoch": [record["epoch"] for record in records],
         "train_nll": [rounded(record["train_nll"]) for record in records],
         "validation_nll": [rounded(record.get("validation_nll")) for record in records],
-    }
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "xorflow": xorflow.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
     }

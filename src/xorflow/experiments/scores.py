@@ -12,9 +12,9 @@ import torch
 from xorflow import evaluate
 from xorflow.bases import FactorisedBase
 from xorflow.data import Dataset, Split
-from xorflow.experiments.budgets import Budget
+from xorflow.experiments.budgets import Budget, Phase
 from xorflow.experiments.rows import Reference, Row
-from xorflow.flows import LatentFlow
+from xorflow.flows import LatentFlow, Mixture
 from xorflow.flows.stack import GREEDY
 from xorflow.training import independent_nll
 
@@ -32,6 +32,8 @@ def score(
     known: dict[str, Any],
     budget: Budget,
     *,
+    phase: Phase = "final",
+    train: Split | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """All figures of a trained flow on one part of its data.
@@ -42,13 +44,16 @@ def score(
         split: the data.
         known: what the run itself found on these data, as `result.json` has it.
         budget: how many samples, of how many rows.
+        phase: that of the run, and
+        train: the data that it was trained on; other experiments need them.
         pause: is called between steps, and may raise.
 
     Returns:
         `nll`, `kind` and `stderr`, which are the row's headline, and what else is known: for a deterministic row the latent
         reading's figures lie in `latent`.
     """
-    part = split if budget.rows is None or budget.rows >= len(split) else split.subset(budget.rows)
+    del phase, train
+    part = limited(split, budget)
     proposal: Literal["p", "q"] = "q" if flow.has_posterior else "p"
     found = evaluate.importance(flow, part, samples=budget.samples, proposal=proposal, sum_last=False)
     bound = found.summary() | {"proposal": proposal}
@@ -72,6 +77,11 @@ def score(
         "argmax_posterior": _labelled(posterior_argmax(flow, split)) if flow.has_posterior else None,
     }
     return _headline(row, latent, shared) | shared
+
+
+def limited(split: Split, budget: Budget) -> Split:
+    """The rows of a part that a budget evaluates."""
+    return split if budget.rows is None or budget.rows >= len(split) else split.subset(budget.rows)
 
 
 def _headline(row: Row, latent: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
@@ -129,14 +139,16 @@ def reference(row: Reference, dataset: Dataset) -> dict[str, Any]:
     return {"nll": nll, "kind": "exact", "stderr": stderr, "samples": None, "rows": len(dataset.test)}
 
 
-def draw_samples(row: Row, flow: LatentFlow, shape: tuple[int, ...] | None) -> dict[str, Any]:
-    """Samples of the row's own reading, eight pixels to a byte."""
-    model = flow.greedy() if row.reading == "deterministic" else flow
+def draw_samples(
+    reading: Literal["deterministic", "latent"], flow: LatentFlow | Mixture, shape: tuple[int, ...] | None
+) -> dict[str, Any]:
+    """Samples of one reading of a flow, eight pixels to a byte."""
+    model = flow.greedy() if reading == "deterministic" else flow
     generator = torch.Generator(flow.device).manual_seed(0)
     x = model().sample((SAMPLES,), generator=generator).cpu().numpy().astype(np.uint8)
     size = list(shape or (flow.features,))
     return {
-        "reading": row.reading,
+        "reading": reading,
         "shape": [SAMPLES, *size],
         "bits": base64.b64encode(np.packbits(x).tobytes()).decode(),
     }

@@ -6,6 +6,7 @@ from xorflow.flows.latent import LatentFlow
 from xorflow.flows.layer import Layer
 from xorflow.flows.mixture import Mixture
 from xorflow.flows.nodes import BinaryNodes, CategoricalNodes, Nodes
+from xorflow.flows.reread import read_on
 from xorflow.flows.sampling import SampleNoise
 from xorflow.flows.stack import GREEDY, Draws, Stack
 from xorflow.flows.trace import Point, Trace
@@ -25,5 +26,6 @@ __all__ = [
     "SampleNoise",
     "Stack",
     "Trace",
+    "read_on",
     "refit_base",
 ]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from xorflow.errors import DataError
+from xorflow.report.depth_blocks import depth_block
 from xorflow.report.paper_blocks import (
     details_block,
     essence_block,
@@ -17,6 +18,8 @@ from xorflow.report.paper_blocks import (
     table_block,
     verdict_block,
 )
+from xorflow.report.strong import strong_block
+from xorflow.report.study_blocks import study_block
 from xorflow.report.summary import reported_part, run_figures
 from xorflow.training.storage import read_json, write_bytes
 
@@ -67,6 +70,9 @@ DOCUMENTS: dict[str, dict[str, Block]] = {
         "meaning": meaning_block,
         "details": details_block,
     },
+    "docs/conditioners.md": {"strong": strong_block},
+    "docs/depth.md": {"depth": depth_block},
+    "docs/which_estimator.md": {"study": study_block},
 }
 """By file, below the root of the project: its blocks."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from xorflow.report.images import image_grid
+from xorflow.report.images import image_grid, save_figure
 from xorflow.report.reproduction import VARIANTS, Results
-from xorflow.training.storage import write_bytes
 
 _TITLES = {"ours": "as the paper describes it", "cured": "cured"}
 
@@ -43,7 +41,7 @@ def draw_curves(results: Results, path: Path) -> None:
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("negative log-likelihood of validation data, nats")
     figure.legend(*_named(panels), loc="outside right center", frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _curve(axes: Axes, run: dict[str, Any], colour: str) -> None:
@@ -79,17 +77,8 @@ def draw_samples(results: Results, path: Path) -> None:
     figure = Figure(figsize=(11, 6.4))
     figure.subplots_adjust(left=0.01, right=0.99, bottom=0.01, wspace=0.03)
     for axes, (title, run) in zip(figure.subplots(1, 2), sides, strict=True):
-        axes.set_axis_off()
-        axes.set_title(title, fontsize=9)
-        if run is not None:
-            axes.imshow(
-                image_grid(unpacked(run["samples"]), columns=10),
-                cmap="gray",
-                vmin=0,
-                vmax=1,
-                interpolation="nearest",
-            )
-    _save(figure, path)
+        _show_samples(axes, title, run)
+    save_figure(figure, path)
 
 
 def _best(results: Results, families: tuple[str, ...], words: str) -> tuple[str, dict[str, Any] | None]:
@@ -114,14 +103,24 @@ def _best(results: Results, families: tuple[str, ...], words: str) -> tuple[str,
     )
 
 
+def draw_grid(title: str, run: dict[str, Any], path: Path) -> None:
+    """The samples of one run."""
+    figure = Figure(figsize=(6, 6.3))
+    axes = figure.subplots()
+    _show_samples(axes, title, run)
+    save_figure(figure, path)
+
+
+def _show_samples(axes: Axes, title: str, run: dict[str, Any] | None) -> None:
+    axes.set_axis_off()
+    axes.set_title(title, fontsize=9)
+    if run is not None:
+        grid = image_grid(unpacked(run["samples"]), columns=10)
+        axes.imshow(grid, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+
+
 def unpacked(samples: dict[str, Any]) -> np.ndarray:
     """Images (N, H, W) in 0..1 from the bits in a result file; rows that are no images are one pixel high."""
     shape = samples["shape"] if len(samples["shape"]) == 3 else [samples["shape"][0], 1, samples["shape"][1]]
     bits = np.unpackbits(np.frombuffer(base64.b64decode(samples["bits"]), np.uint8))
     return bits[: int(np.prod(shape))].reshape(shape).astype(float)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
-    write_bytes(path, buffer.getvalue(), "choose a folder that can be written and has room")

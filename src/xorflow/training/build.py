@@ -18,10 +18,13 @@ from xorflow.conditioners import (
     CausalTransformer,
     Conditioner,
     Coupling,
+    Diagonal,
     Recurrent,
     SequenceConditioner,
     resolve_order,
 )
+from xorflow.conditioners.base import Source
+from xorflow.conditioners.orderings import OF_IMAGES
 from xorflow.data import Dataset, Split
 from xorflow.errors import ConfigError
 from xorflow.estimators import (
@@ -154,7 +157,7 @@ def _build_one(options: Options, dataset: Dataset, orders: list[str]) -> LatentF
             _conditioner(options, dataset, index, order, transform),
             transform,
             _posterior(options, dataset, index, order, transform),
-            relative=options.posterior == "linear",
+            relative=options.posterior in ("linear", "diagonal"),
         )
         for index, order in enumerate(orders)
     ]
@@ -177,7 +180,7 @@ def _conditioner(
 ) -> Conditioner:
     shared, shape = _shared(dataset, transform), _image_shape(dataset)
     if options.conditioner == "made":
-        known = resolve_order(order, dataset.features, shape) if order.startswith("columns") else order
+        known = resolve_order(order, dataset.features, shape) if order in OF_IMAGES else order
         sees = _sees(options, index)
         return MADE(dataset.features, options.hidden, order=known, sees=sees, direct=options.direct, **shared)
     if options.conditioner in ("transformer", "recurrent"):
@@ -186,13 +189,26 @@ def _conditioner(
         raise ConfigError(
             "a coupling sees the running state alone; leave --variant chain and --own to --conditioner made"
         )
-    if options.mask == "checkerboard" and shape is None:
+    if options.mask in ("checkerboard", "nested") and shape is None:
         raise ConfigError(
-            "a checkerboard mask needs data with a two-dimensional shape; choose --mask halves or random"
+            f"a {options.mask} mask needs data with a two-dimensional shape; choose --mask halves or random"
         )
-    return Coupling(
-        dataset.features, options.hidden, mask=options.mask, shape=shape, flip=index % 2 == 1, **shared
-    )
+    mask, flip = layer_mask(options.mask, index)
+    return Coupling(dataset.features, options.hidden, mask=mask, shape=shape, flip=flip, **shared)
+
+
+def layer_mask(mask: str, index: int) -> tuple[str, bool]:
+    """The mask of a coupling layer, and whether its two parts are exchanged.
+
+    Of two layers the second exchanges the parts of the first, so that every feature is transformed; the next two have another
+    random mask. Nested masks go from grid to grid instead.
+
+    >>> [layer_mask("random", index) for index in range(3)]
+    [('random:0', False), ('random:0', True), ('random:1', False)]
+    """
+    if mask == "nested":
+        return f"nested:{index}", False
+    return f"random:{index // 2}" if mask == "random" else mask, index % 2 == 1
 
 
 def _sequence_conditioner(
@@ -235,6 +251,8 @@ def _posterior(
         return None
     before = [] if index == 0 else ["previous" if options.variant == "chain" else "state"]
     shared = _shared(dataset, transform)
+    if options.posterior == "diagonal":
+        return Diagonal(dataset.features, sees=(["x", *before])[-1], **shared)
     if options.posterior in ("mlp", "linear"):
         hidden = options.hidden if options.posterior == "mlp" else ()
         return MLP(dataset.features, hidden, sees=["x", *before], **shared)
@@ -331,44 +349,103 @@ def start_from_data(flow: Trainable, train: Split) -> None:
     """Begin where independent features are: the last layer from frequencies, the others near the identity.
 
     The frequencies are those of the training data; with a base concentrated on category 0, the choice u
-    then has about the distribution of x.
+    then has about the distribution of x. Couplings leave the frequencies to a learned base.
     """
     if isinstance(flow, Mixture):
         for component in flow:
             if isinstance(component, LatentFlow):
                 start_from_data(component, train)
         return
+    start = _start_couplings if isinstance(flow.layers[-1].conditioner, Coupling) else _start_orderings
+    for layer, taken in zip(flow.layers, start(flow, train), strict=True):
+        _start_at_bayes(layer, flow.base, taken)
+
+
+def _start_orderings(flow: LatentFlow, train: Split) -> list[Tensor]:
+    """Give the last layer the frequencies; returns, for each layer, whose frequencies it has."""
     table = flow.base.log_table().exp().double().cpu()  # (D, K)
     frequencies = category_frequencies(train, flow.states.sizes)
     last = flow.layers[-1]
     if last.transform.choices == last.transform.states:
         last.conditioner.start_at(_start_logits(frequencies, table, flow.states.binary))
     for layer in flow.layers[:-1]:
-        width = layer.transform.choices.width
-        near_identity = torch.zeros(flow.features, width)
-        near_identity[:, 0] = 3.0
-        layer.conditioner.start_at(
-            near_identity[:, 1] - near_identity[:, 0] if layer.transform.choices.binary else near_identity
-        )
-    if flow.depth == 1:
-        _start_at_bayes(last, flow.base)
+        layer.conditioner.start_at(near_identity(layer, 3.0))
+    nothing = torch.zeros(flow.features, dtype=torch.bool)
+    return [*(nothing for _ in flow.layers[:-1]), ~nothing]
 
 
-def _start_at_bayes(layer: Layer, base: FactorisedBase) -> None:
-    """Begin a linear correction of the generator where it is exact: what x says of u is log p(y), which is linear in x."""
+def _start_couplings(flow: LatentFlow, train: Split) -> list[Tensor]:
+    """No layer transforms all features: a learned base has the frequencies itself, and every layer is near the identity.
+
+    With posteriors that begin at Bayes' rule, whose draws lead to the base as it is, layers take features over: one that sees
+    enough of those that none has taken begins with the frequencies of its own, and the last layer with those of all that it
+    can. The base keeps the rest. Returns, for each layer, what it has taken.
+    """
+    frequencies = category_frequencies(train, flow.states.sizes)
+    at_data = _start_logits(frequencies, flow.base.log_table().exp().double().cpu(), flow.states.binary)
+    guided = all(layer.relative for layer in flow.layers) and flow.states.binary
+    left = torch.ones(flow.features, dtype=torch.bool)
+    taken = []
+    for layer in flow.layers:
+        # posteriors follow the generator where they correct nothing: flips that nothing asks for would have to be undone
+        logits, mask = near_identity(layer, 8.0 if guided else 5.0), layer.conditioner.mask
+        own = torch.zeros_like(left)
+        if guided and mask is not None:
+            wanted, seen = left & ~mask, left & mask
+            if layer is flow.layers[-1] or 2 * int(seen.sum()) >= int(wanted.sum()):
+                own = wanted
+        layer.conditioner.start_at(torch.where(own, at_data.to(logits), logits) if guided else logits)
+        left = left & ~own
+        taken.append(own)
+    if flow.base.learned:
+        logs = frequencies.log()
+        rates = logs[:, 1] - logs[:, 0] if flow.states.binary else logs
+        flow.base.logits[left] = rates.to(flow.base.logits)[left]
+    return taken
+
+
+def near_identity(layer: Layer, log_odds: float) -> Tensor:
+    """Logits of a layer's choices, with these odds of the identity against each other one."""
+    choices = layer.transform.choices
+    logits = torch.zeros(choices.features, choices.width)
+    logits[:, 0] = log_odds
+    return logits[:, 1] - logits[:, 0] if choices.binary else logits
+
+
+def _start_at_bayes(layer: Layer, base: FactorisedBase, taken: Tensor) -> None:
+    """Begin a correction of the generator at Bayes' rule: what a state says of u is log p(y), which is linear in the state.
+
+    Only for features that lead to the base from here; for the others, which later layers take, there is no correction.
+    """
     net = layer.posterior
-    if not (layer.relative and isinstance(net, MLP) and not net.hidden):
+    if not layer.relative or net is None or Source.PREVIOUS in net.sees:
         return
     states, table = layer.transform.states, base.log_table()
     units = torch.eye(states.flat).to(table)
     units = units if states.binary else units.unflatten(-1, (states.features, states.width))
     evidence = layer.transform.outcomes(table, torch.cat([torch.zeros_like(units[:1]), units]))
-    flat = (evidence[..., 1] - evidence[..., 0]) if layer.transform.choices.binary else evidence.flatten(-2)
+    binary = layer.transform.choices.binary
+    logits = (evidence[..., 1:] - evidence[..., :1]) if binary else evidence  # (1 + states, D, U)
+    here = taken.to(table)[:, None]
+    slope, level = (logits[1:] - logits[0]) * here, logits[0] * here
+    if isinstance(net, Diagonal):
+        own = torch.arange(states.features)
+        slope = slope.unflatten(0, (states.features, -1))[own, :, own]  # a unit speaks of its own feature
+        net.slope.copy_(slope.to(net.slope))
+        net.level.copy_(level.to(net.level))
+    elif isinstance(net, MLP) and not net.hidden:
+        _set_linear(net, slope.flatten(1), level.flatten())
+
+
+def _set_linear(net: MLP, slope: Tensor, level: Tensor) -> None:
+    """Give a linear posterior the map of the state, or of the data where these are the state, that it begins with."""
+    sources = list(net.sees)
+    place = sources.index(Source.STATE if Source.STATE in sources else Source.X) * len(slope)
     linear = net.net[-1]
     assert isinstance(linear, nn.Linear)
     linear.weight.zero_()  # what else it sees, such as context, says nothing more
-    linear.weight[:, : states.flat] = (flat[1:] - flat[0]).T.to(linear.weight)
-    linear.bias.copy_(flat[0])
+    linear.weight[:, place : place + len(slope)] = slope.T.to(linear.weight)
+    linear.bias.copy_(level)
 
 
 def _start_logits(frequencies: Tensor, table: Tensor, binary: bool) -> Tensor:

@@ -263,7 +263,7 @@ def _require_alike(members: Sequence[Machinery]) -> None:
     if reason is not None:
         raise Apart(reason)
     for other in members[1:]:
-        if other.options.replace(seed=first.options.seed) != first.options:
+        if other.options.alike() != first.options.alike():
             raise Apart("they differ in more than their seed")
         if other.train.values.data_ptr() != first.train.values.data_ptr():
             raise Apart("their data are not the same tensor")

@@ -202,7 +202,7 @@ class _Crew:
             step = saved_step(job.out)
         except UserError:  # a damaged checkpoint, which is that run's own affair
             return None
-        return job.options.replace(seed=0), json.dumps(job.model, sort_keys=True), step
+        return job.options.alike(), json.dumps(job.model, sort_keys=True), step
 
     # ---- runs ----
 

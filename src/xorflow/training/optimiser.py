@@ -104,6 +104,7 @@ def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     matrices += [p for m in cells for name, p in m.named_parameters() if name.startswith("weight")]
     chosen = {id(p) for p in matrices}
     others = [p for p in module.parameters() if p.requires_grad and id(p) not in chosen]
+    matrices = [p for p in matrices if p.requires_grad]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 

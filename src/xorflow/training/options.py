@@ -37,18 +37,23 @@ class Options:
         cell: of a recurrent network, `gru` or `lstm`.
         dropout: the share of a transformer's or a recurrent network's units left out in training.
         reach: how many rows and columns around a pixel those two look at directly; by default 2 for images.
-        order: `natural`, `reversed`, `alternating`, `random`, `random:SEED`, `columns` of images; or one a layer, with commas.
+        order: `natural`, `reversed`, `alternating`, `random`, `random:SEED`, of images also `columns`, `columns-reversed`,
+            `outward` and `inward`; or one a layer, with commas.
         mixture: `none`; or the orderings, with commas, of several flows that are mixed; or how many orderings.
         shared: the flows of a mixture share one network, if that is a transformer or a recurrent one.
-        mask: of couplings, `checkerboard`, `halves`, `alternate` or `random`; every second layer flips it.
+        mask: of couplings, `checkerboard`, `halves`, `alternate` or `random`, every second layer flips it; or `nested` grids.
         direct: connections from input to output in each MADE.
         variant: layers see the running `state`, or each the choices of the layer before, a `chain`, in one ordering.
         own: each MADE also sees the choices of its own layer that came before.
-        posterior: `none`; or `mlp`, which sees all data, `made`, those up to d, or `linear`, a correction of the generator.
+        posterior: `none`; or `mlp`, which sees all data, `made`, those up to d; or a correction of the generator, `linear` in
+            all data, `diagonal` in each feature's own value.
         transform: `shift` or `affine` (modulo K).
         base: `learned` or `fixed`.
         p0: the base's probability of category 0, the first one if learned; by default 0.9, learned 0.998.
-        start: `data` begins with the output biases at the data's frequencies, `random` as the networks come.
+        start: `data` begins with the output biases at the data's frequencies, `random` as the networks come, `code` with layers
+            that write a code of the data into features that hardly vary; or RUN, the folder of a finished run, whose layers
+            become the last ones, the others near the identity.
+        freeze: how many layers, from the first, keep the weights that they start with.
         estimator: its name, with options as in `marginal:samples=8`.
         epochs: passes over the training data.
         batch_size: rows a step.
@@ -98,6 +103,7 @@ class Options:
     base: str = "learned"
     p0: float | None = None
     start: str = "data"
+    freeze: int = 0
     estimator: str = "marginal"
     epochs: int = 30
     batch_size: int = 128
@@ -140,11 +146,25 @@ class Options:
             raise ConfigError(f"lr is a number greater than 0; got {self.lr}")
         if any(not 1 <= width < 2**63 for width in self.hidden):
             raise ConfigError(f"hidden widths are at least 1 and below 2^63; got {list(self.hidden)}")
+        if self.start not in STARTS and "/" not in self.start and "\\" not in self.start:
+            raise ConfigError(
+                f"start is one of {', '.join(STARTS)}, or the folder of a run, written with a slash, as in ./runs/demo; "
+                f"got {self.start!r}"
+            )
+        if self.freeze and self.freeze >= (self.layers or 0):
+            raise ConfigError(
+                f"freeze is how many layers keep their weights, fewer than the {self.layers or 0} that there are; "
+                f"got {self.freeze}"
+            )
         recipes.check_data(self.recipe, self.data)
 
     def to_json(self) -> dict[str, Any]:
         """As `config.json` holds them."""
         return dataclasses.asdict(self) | {"hidden": list(self.hidden)}
+
+    def alike(self) -> Options:
+        """All but the seed and the run that each starts from: what runs have in common that can be trained as one."""
+        return self.replace(seed=0, start=self.start if self.start in STARTS else "./run")
 
     def replace(self, **changes: Any) -> Options:
         """A copy with some options changed, checked."""
@@ -159,16 +179,18 @@ OF_A_MODEL = (
 )
 """Options that describe a model, and mean nothing beside one that was built in Python."""
 
+STARTS = ("data", "random", "code")
+"""Where a run may begin; anything else is the folder of a run that it begins from."""
+
 _SEEDS = 2**40  # room for the number of an epoch beside the seed
 
 _CHOICES = {
     "conditioner": ("made", "coupling", "transformer", "recurrent"),
     "cell": ("gru", "lstm"),
     "variant": ("state", "chain"),
-    "posterior": ("none", "mlp", "made", "linear"),
+    "posterior": ("none", "mlp", "made", "linear", "diagonal"),
     "transform": ("shift", "affine"),
     "base": ("learned", "fixed"),
-    "start": ("data", "random"),
     "schedule": ("cosine", "constant"),
     "optimiser": ("adam", "adamw", "sgd"),
     "select": ("likelihood", "greedy"),
@@ -184,6 +206,7 @@ _LEAST = {
     "blocks": 1,
     "heads": 1,
     "reach": 0,
+    "freeze": 0,
     "epochs": 1,
     "batch_size": 1,
     "accumulate": 1,

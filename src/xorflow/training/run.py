@@ -25,6 +25,7 @@ from xorflow.training.build import (
     start_from_data,
 )
 from xorflow.training.checkpoint import drop_snapshots
+from xorflow.training.codes import start_from_code
 from xorflow.training.devices import check_precision, out_of_memory_as_error, resolve_device
 from xorflow.training.loop import Observer, Trainer
 from xorflow.training.metrics import require_tensorboard
@@ -33,6 +34,7 @@ from xorflow.training.options import (
     HARMLESS,
     OF_A_MODEL,
     OF_DATA,
+    STARTS,
     Options,
     check_version,
     options_of_config,
@@ -40,6 +42,7 @@ from xorflow.training.options import (
 from xorflow.training.products import full_products
 from xorflow.training.results import independent_nll, report
 from xorflow.training.specs import flow_from_spec, flow_to_spec
+from xorflow.training.starts import start_from_flow
 from xorflow.training.step import Trainable
 from xorflow.training.storage import TEMPORARY, load_tensors, read_json, save_tensors, write_bytes, write_json
 
@@ -80,6 +83,8 @@ def fit(
         What `result.json` holds.
     """
     estimator = estimator or Marginal()
+    if start not in ("data", "random"):
+        raise ConfigError(f"fit() starts from 'data', or from the flow as it is, 'random'; got {start!r}")
     clash = [name for name in options if name in OF_DATA + OF_A_MODEL]
     if clash:
         raise ConfigError(f"fit() trains the flow on the data it is given: {clash[0]} means nothing here")
@@ -207,8 +212,24 @@ def _options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dic
 
 def _new_flow(options: Options, dataset: Dataset, model: dict | None) -> Trainable:
     flow = _fresh_flow(options, dataset, model)
-    if options.start == "data":
+    if options.start in ("data", "code"):
         start_from_data(flow, dataset.train)
+    if options.start == "code":
+        device = resolve_device(options.device)
+        start_from_code(_single(flow, "--start code"), dataset.train, device, options.seed, dataset.shape)
+    if options.start not in STARTS:
+        run = Path(options.start)
+        if not run.is_dir():
+            raise ConfigError(f"--start names the folder of a finished run, and there is no folder {run}")
+        start_from_flow(_single(flow, "--start RUN"), open_run(run).latent, f"the run in {run}")
+    if options.freeze:
+        _single(flow, "--freeze").layers[: options.freeze].requires_grad_(False)
+    return flow
+
+
+def _single(flow: Trainable, option: str) -> LatentFlow:
+    if not isinstance(flow, LatentFlow):
+        raise ConfigError(f"{option} is for a single flow, and this is a mixture; leave it out")
     return flow
 
 

@@ -14,6 +14,7 @@ from xorflow.conditioners import (
     CausalTransformer,
     Conditioner,
     Coupling,
+    Diagonal,
     Recurrent,
     SequenceConditioner,
 )
@@ -25,6 +26,7 @@ PARTS: dict[str, type[nn.Module]] = {
     "made": MADE,
     "mlp": MLP,
     "coupling": Coupling,
+    "diagonal": Diagonal,
     "transformer": CausalTransformer,
     "recurrent": Recurrent,
     "shift": ModularShift,

@@ -1,0 +1,83 @@
+"""A depth-1 model of binary data, read as a flow on another base."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xorflow._states import NEVER
+from xorflow.bases import FactorisedBase
+from xorflow.conditioners.base import Conditioner, Source
+from xorflow.errors import ModelError
+from xorflow.flows.latent import LatentFlow
+from xorflow.flows.layer import Layer
+
+
+def read_on(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
+    r"""The flow on `base` that is nearest to a depth-1 flow of binary data; it shares that flow's network.
+
+    At depth 1 a feature is one with probability :math:`P_d = \beta_d + (1 - 2 \beta_d) f_d` given what is before it, and on
+    another base, of probabilities b, the same :math:`P_d` needs
+
+    .. math:: f_d = \mathrm{clip}\big((P_d - b_d) / (1 - 2 b_d),\, 0,\, 1\big).
+
+    Where nothing is clipped both are the same distribution. Where :math:`P_d` lies outside of what the base can reach,
+    the flow takes the nearest value, which is the best choice for data that follow P. So a model trained as a plain
+    likelihood, on a base that is certain, becomes a flow on the paper's base, of exact likelihood.
+
+    Args:
+        flow: of one layer that does not see its own u, on binary data.
+        base: for the same features, with no probability of one half.
+
+    >>> from xorflow import MADE
+    >>> sure = LatentFlow([Layer(MADE(3, hidden=(8,)))], FactorisedBase(3, p0=0.999))
+    >>> round(float(read_on(sure, FactorisedBase(3)).base.floor()), 4)  # no likelihood on the new base is above 0.9^3
+    0.3161
+    """
+    if flow.depth != 1 or not flow.states.binary or not flow.last_layer_summable:
+        raise ModelError(
+            "only a flow of one layer on binary data that does not see its own u is read on another base; this has "
+            f"depth {flow.depth}"
+        )
+    if base.states != flow.states:
+        raise ModelError("a flow is read on a base for the same features and categories, and this one is not")
+    if bool((base.logits == 0).any()):
+        raise ModelError(
+            "on a base with a probability of one half no flip changes anything; choose another base"
+        )
+    layer = flow.layers[0]
+    return LatentFlow([Layer(_Reread(layer.conditioner, flow.base, base), layer.transform)], base)
+
+
+class _Reread(Conditioner):
+    """The logits on one base that give the probabilities of a conditioner's logits on another."""
+
+    def __init__(self, network: Conditioner, before: FactorisedBase, after: FactorisedBase) -> None:
+        super().__init__(
+            network.features,
+            categories=network.states.sizes,
+            choices=network.choices.sizes,
+            sees={str(source): str(dependence) for source, dependence in network.sees.items()},
+            order=network.order,
+            context=network.context_features,
+        )
+        self.network, self.before, self.after = network, before, after
+        self.mask = network.mask
+
+    def config(self) -> dict[str, Any]:
+        raise ModelError("a flow that is read on another base is not kept; keep the flow that it reads")
+
+    def start_at(self, logits: Tensor) -> None:
+        del logits
+        raise ModelError("a flow that is read on another base is not trained; train the flow that it reads")
+
+    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
+        # in float64, where 1 - f keeps its digits
+        logits = self.network(inputs, context).double()
+        beta, b = torch.sigmoid(self.before.logits.double()), torch.sigmoid(self.after.logits.double())
+        one = beta + (1 - 2 * beta) * torch.sigmoid(logits)
+        flip = ((one - b) / (1 - 2 * b)).clamp(0, 1)
+        return torch.logit(flip).clamp(NEVER, -NEVER).to(self.after.logits.dtype)

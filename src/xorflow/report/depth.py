@@ -1,0 +1,195 @@
+"""Whether depth pays, from the result files of `xorflow depth`: numbers and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from xorflow.errors import DataError
+from xorflow.report.depth_words import verdict_words
+from xorflow.report.reproduction import RESULT_VERSION, Results, read_results
+from xorflow.training.storage import write_bytes, write_json
+from xorflow.training.tables import spread
+
+_VARIANT = "ours"
+
+
+def make_depth_table(results: Results) -> dict[str, Any]:
+    """What `table.json` holds: a row for everything that is finished, in the order of the plan."""
+    found = {planned["id"]: _rows(results, planned) for planned in results.plan["rows"]}
+    return {
+        "version": RESULT_VERSION,
+        "budget": results.plan["budget"],
+        "words": results.plan["words"],
+        "paper": results.plan["paper"],
+        "independent": next(
+            (run["evaluation"]["nll"] for run in results.runs if run["row"] == "independent-pixels"), None
+        ),
+        "rows": [row for rows in found.values() for row in rows],
+        "missing": [name for name, rows in found.items() if not rows],
+    }
+
+
+def _rows(results: Results, planned: dict[str, Any]) -> list[dict[str, Any]]:
+    """The row of a plan: none if it is not finished, two if it is read on two bases."""
+    finals, selected = (
+        results.of(planned["id"], _VARIANT, "final"),
+        results.selected(planned["id"], _VARIANT),
+    )
+    if selected is None:
+        return []
+    rows = [_row(results, planned, finals, selected)]
+    if "own" in selected["evaluation"]:
+        own = [run | {"evaluation": run["evaluation"] | run["evaluation"]["own"]} for run in finals]
+        chosen = next(run for run in own if run["seed"] == selected["seed"])
+        learned = planned | {
+            "id": f"{planned['id']}-own",
+            "title": planned["title"].replace("read on the fixed base", "on its own base"),
+            "base": "learned",
+        }
+        rows.append(_row(results, learned, own, chosen, of=planned["id"]))
+    return rows
+
+
+def _row(
+    results: Results,
+    planned: dict[str, Any],
+    finals: Sequence[dict[str, Any]],
+    selected: dict[str, Any],
+    of: str | None = None,
+) -> dict[str, Any]:
+    """Likelihoods are means over seeds; layers and errors over images are those of the seed selected on validation data."""
+    evaluation, name = selected["evaluation"], of or planned["id"]
+    figures = {key: _values(finals, key) for key in ("nll", "greedy", "refit")}
+    return {
+        **{key: planned[key] for key in ("id", "title", "family", "series", "base", "depth", "estimator")},
+        "greedy": _mean(figures["greedy"]),
+        "bound": _mean(figures["nll"]),
+        **{key: evaluation[key] for key in ("kind", "stderr", "samples")},
+        "refit": _mean(figures["refit"]),
+        "flip_rates": [layer["flip_rate"] for layer in evaluation["layers"]],
+        "greedy_flip_rates": [layer["greedy_flip_rate"] for layer in evaluation["layers"]],
+        "entropy": [layer["entropy"] for layer in evaluation["layers"]],
+        "effective_depth": evaluation["effective_depth"],
+        "parameters": evaluation["parameters"],
+        "seconds": round(_seconds(results, planned, finals), 3),
+        "seconds_in_all": round(sum(_share(run) for run in results.runs if run["row"] == name), 3),
+        "seeds": [run["seed"] for run in finals],
+        "spread": {key: spread(values) for key, values in figures.items()},
+        "reading": planned["reading"],
+        "ordering": planned["ordering"],
+        "start": planned["start"],
+        "sampling_passes": evaluation["sampling_passes"],
+        "sampling_seconds": evaluation["sampling_seconds"],
+        "epochs": selected["epochs"],
+        "validation": [run["selection"]["nll"] for run in results.of(name, _VARIANT, "select")],
+        "device": selected["device_name"],
+        "config": selected["config"],
+    }
+
+
+def _values(runs: Sequence[dict[str, Any]], key: str) -> list[float]:
+    return [run["evaluation"][key] for run in runs]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _share(run: dict[str, Any]) -> float:
+    """The time of a run's training; of runs that were trained as one, its part."""
+    return run["seconds"] / run["together"]
+
+
+def _seconds(results: Results, planned: dict[str, Any], finals: Sequence[dict[str, Any]]) -> float:
+    """Of one final run, with that of the run that it started from."""
+    own = _mean([_share(run) for run in finals])
+    before = next((row for row in results.plan["rows"] if row["id"] == planned["start"]), None)
+    earlier = [] if before is None else results.of(before["id"], _VARIANT, "final")
+    return own + (_seconds(results, before, earlier) if before is not None and earlier else 0.0)
+
+
+# ---- the table as text ----
+
+_PARTS = (
+    ("Orderings on the fixed base", "autoregressive", "fixed"),
+    ("Orderings on a learned base", "autoregressive", "learned"),
+    ("Couplings on a learned base", "coupling", "learned"),
+)
+
+
+def depth_markdown(table: dict[str, Any], heading: str = "##") -> str:
+    """The rows in their three parts, and what each layer does."""
+    parts = [
+        f"{heading} {title}\n\n{_table([r for r in table['rows'] if (r['family'], r['base']) == key])}"
+        for title, *key_parts in _PARTS
+        if (key := tuple(key_parts)) and any((r["family"], r["base"]) == key for r in table["rows"])
+    ]
+    layers = layer_lines(table)
+    return "\n\n".join([*parts, *([f"{heading} What each layer does\n\n{layers}"] if layers else [])])
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "| row | depth | used | NLL | which is | greedy | refitted | weights | seconds | passes | seeds |",
+        "|---|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        std = row["spread"]["nll"]["std"]
+        kind = "exact" if row["kind"] == "exact" else f"bound, {row['samples']:,} samples"
+        cells = [
+            f"`{row['id']}` {row['title']}",
+            f"{row['depth']}",
+            f"{row['effective_depth']}",
+            f"{row['bound']:.2f}" + (f" ± {std:.2f}" if std is not None else ""),
+            kind,
+            f"{row['greedy']:.1f}",
+            f"{row['refit']:.1f}",
+            f"{row['parameters'] / 1e6:.1f} M",
+            f"{row['seconds']:.0f}",
+            f"{row['sampling_passes']:,}",
+            f"{len(row['seeds'])}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def layer_lines(table: dict[str, Any]) -> str:
+    """For each row of two layers or more: drawn flips, greedy flips and entropy, layer by layer."""
+    lines = [
+        "| row | drawn flips, % of pixels | greedy flips, % | entropy of the choices, nats |",
+        "|---|---|---|---|",
+    ]
+    for row in table["rows"]:
+        if row["depth"] > 1 and len(row["flip_rates"]) == row["depth"]:
+            cells = [
+                f"`{row['id']}`",
+                ", ".join(f"{100 * rate:.2f}" for rate in row["flip_rates"]),
+                ", ".join(f"{100 * rate:.2f}" for rate in row["greedy_flip_rates"]),
+                ", ".join(f"{entropy:.1f}" for entropy in row["entropy"]),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+# ---- files ----
+
+
+def write_depth(folder: Path) -> dict[str, Any]:
+    """Write `table.json`, `table.md` and the picture from the result files in a folder; returns the table."""
+    from xorflow.report.depth_figure import draw_depths  # half a second of imports
+
+    results = read_results(folder)
+    try:
+        table = make_depth_table(results)
+        words = "\n".join(f"- {line}" for line in verdict_words(table))
+        text = f"{table['words']}\n\n{words}\n\n{depth_markdown(table)}\n"
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"a file in {folder / 'runs'} is damaged ({type(error).__name__} {error}); restore it, or remove it to make it anew"
+        ) from None
+    write_json(folder / "table.json", table)
+    write_bytes(folder / "table.md", text.encode(), "choose a folder that can be written")
+    draw_depths(table, folder / "depth.png")
+    return table

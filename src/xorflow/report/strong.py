@@ -1,0 +1,186 @@
+"""What strong conditioners reach, from the result files of `xorflow strong`: numbers, Markdown, samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from xorflow.report.reproduction import RESULT_VERSION, Results, read_results
+from xorflow.training.storage import read_json, write_bytes, write_json
+from xorflow.training.tables import spread
+
+NOT_RUN = (
+    "The full budget has not been run yet, so there are no figures here. `xorflow strong` makes them, and `make docs` writes "
+    "them into this page."
+)
+
+_VARIANT = "ours"
+
+# ---- the table as numbers ----
+
+
+def make_strong_table(results: Results) -> dict[str, Any]:
+    """What `table.json` holds: a row for everything that is finished, in the order of the plan."""
+    rows = [_row(results, planned) for planned in results.plan["rows"]]
+    return {
+        "version": RESULT_VERSION,
+        "budget": results.plan["budget"],
+        "words": results.plan["words"],
+        "rows": [row for row in rows if row is not None],
+        "missing": [p["id"] for p, row in zip(results.plan["rows"], rows, strict=True) if row is None],
+    }
+
+
+def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
+    """Likelihoods are of the seed that was best on validation data, `each` those of all seeds."""
+    finals = _finals(results, planned)
+    if not finals:
+        return None
+    chosen = results.selected(planned["id"], _VARIANT) or finals[0]
+    found = chosen["evaluation"]
+    copied = (
+        "nll",
+        "kind",
+        "stderr",
+        "draws",
+        "greedy",
+        "greedy_fixed",
+        "refit",
+        "train_nll",
+        "bf16",
+        "sampling",
+    )
+    each = [run["evaluation"]["nll"] for run in finals]
+    selections = results.of(planned["id"], _VARIANT, "select")
+    return {
+        **{key: planned[key] for key in ("id", "title", "recipe", "changes", "parts")},
+        **{key: found[key] for key in copied},
+        "each": {"nll": each, "spread": spread(each)},
+        "validation": [run["selection"]["nll"] for run in selections],
+        "parameters": chosen["parameters"],
+        "seconds": chosen["seconds"],
+        "epochs": chosen.get("epochs"),
+        "seeds": [run["seed"] for run in finals],
+        "device": chosen["device_name"],
+        "config": chosen["config"],
+    }
+
+
+def _finals(results: Results, planned: dict[str, Any]) -> list[dict[str, Any]]:
+    if planned["family"] == "mixed":
+        return [run for run in results.runs if run["row"] == planned["id"]]
+    return results.of(planned["id"], _VARIANT, "final")
+
+
+# ---- the table as text ----
+
+
+def strong_markdown(table: dict[str, Any]) -> str:
+    """The likelihoods, then both readings, then what they cost."""
+    rows = table["rows"]
+    return "\n\n".join((_likelihoods(rows), _readings(rows), _costs(rows)))
+
+
+def _likelihoods(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "| conditioner | recipe | NLL, exact | draws: least to greatest | other seeds | training images | bf16 differs by |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        draws = row["draws"]["nll"]
+        others = ", ".join(f"{nll:.2f}" for nll in row["each"]["nll"] if nll != row["nll"]) or "–"
+        lines.append(
+            f"| {row['title']} | {_recipe(row)} | {row['nll']:.2f} ± {row['stderr']:.2f} | "
+            f"{min(draws):.2f} to {max(draws):.2f} | {others} | {row['train_nll']:.2f} | {row['bf16']['difference']:+.4f} |"
+        )
+    return "\n".join(lines)
+
+
+def _recipe(row: dict[str, Any]) -> str:
+    if row["parts"]:
+        return " + ".join(f"`{part}`" for part in row["parts"])
+    changes = "".join(f", {name} {value}" for name, value in row["changes"].items())
+    return f"`{row['recipe']}`{changes}"
+
+
+def _readings(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "| conditioner | latent | greedy, base refitted | greedy, fixed base | latent to refitted |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        gap = row["refit"] - row["nll"]
+        lines.append(
+            f"| {row['title']} | {row['nll']:.2f} | {row['refit']:.2f} | {row['greedy_fixed']:.2f} | {gap:+.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def _costs(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "| conditioner | weights | epochs | training | 100 samples | on |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['title']} | {row['parameters']:,} | {row['epochs'] or '–'} | {row['seconds'] / 60:.1f} min | "
+            f"{row['sampling']['seconds']:.2f} s | {row['device']} |"
+        )
+    return "\n".join(lines)
+
+
+# ---- files ----
+
+
+def write_strong(folder: Path) -> dict[str, Any]:
+    """`table.json`, `table.md` and `samples.png` beside the runs; returns the table."""
+    results = read_results(folder)
+    table = make_strong_table(results)
+    hint = "choose a folder that can be written and has room"
+    write_json(folder / "table.json", table)
+    text = f"{table['words']}\n\n{strong_markdown(table)}\n" if table["rows"] else f"{table['words']}\n"
+    write_bytes(folder / "table.md", text.encode(), hint)
+    shown = _shown(results, table)
+    if shown is not None:
+        from xorflow.report.figures import draw_grid  # half a second of imports
+
+        draw_grid(*shown, folder / "samples.png")
+    return table
+
+
+def _shown(results: Results, table: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """What the picture is called, and the run whose samples it shows: of the row that is best on validation data."""
+    best = _best(results, table)
+    if best is None:
+        return None
+    runs = [run for run in results.runs if run["row"] == best["id"] and run["phase"] != "select"]
+    return f"{best['title']}, exact NLL {best['nll']:.2f}", runs[0]
+
+
+def _best(results: Results, table: dict[str, Any]) -> dict[str, Any] | None:
+    def level(row: dict[str, Any]) -> float:
+        parts = row["parts"] or [row["id"]]
+        runs = [run for part in parts for run in results.of(part, _VARIANT, "select")]
+        # a mixture has no run on validation data of its own, and is shown instead of its best part
+        return min((run["selection"]["nll"] for run in runs), default=float("inf")) - 1e-6 * len(row["parts"])
+
+    return min(table["rows"], key=level, default=None)
+
+
+def strong_block(results: Path) -> str:
+    """For a document: the tables."""
+    table = _full_table(results)
+    if table is None:
+        return NOT_RUN
+    missing = [f"Not run yet: {', '.join(table['missing'])}."] if table["missing"] else []
+    return "\n\n".join((strong_markdown(table), *missing))
+
+
+def _full_table(results: Path) -> dict[str, Any] | None:
+    """The committed table; None if there is none, or it is of a smaller budget."""
+    path = results / "strong/table.json"
+    if not path.exists():
+        return None
+    table = read_json(path, "the table of strong conditioners")
+    return table if table["budget"] == "full" and table["rows"] else None

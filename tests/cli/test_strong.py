@@ -1,0 +1,79 @@
+"""`xorflow strong` as a person types it: every row in the smallest budget, what is refused, and how it goes on."""
+
+from pathlib import Path
+
+import pytest
+
+from command_line import Command
+from tiny_runs import read
+from xorflow.cli import main
+from xorflow.experiments.strong import MIXED_ROWS, STRONG_ROWS
+
+SMOKE = ("strong", "--budget", "smoke", "--device", "cpu")
+KEYS = {
+    "id", "recipe", "nll", "kind", "stderr", "draws", "greedy", "refit", "train_nll", "parameters", "seconds", "seeds",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("strong")
+    with pytest.raises(SystemExit) as stop:
+        main([*SMOKE, "--out", str(folder / "out"), "--work", str(folder / "work")])
+    assert stop.value.code == 0
+    return folder
+
+
+def test_the_table(smoke: Path) -> None:
+    rows = {row["id"]: row for row in read(smoke / "out/table.json")["rows"]}
+    assert list(rows) == [row.id for row in (*STRONG_ROWS, *MIXED_ROWS)]
+    for row in rows.values():
+        assert row.keys() >= KEYS
+        assert (row["kind"], row["seeds"]) == ("exact", [0])
+        assert abs(row["bf16"]["difference"]) < 0.1
+    mixed, parts = rows["transformer-mixed"], [rows[part] for part in MIXED_ROWS[0].parts]
+    # a mixture of two loses at most log 2 to either
+    assert mixed["nll"] < min(part["nll"] for part in parts) + 0.7
+    assert mixed["parameters"] == sum(part["parameters"] for part in parts)
+    assert {path.name for path in (smoke / "out").iterdir()} == {
+        "plan.json", "runs", "table.json", "table.md", "samples.png"
+    }  # fmt: skip
+
+
+def test_a_recipe_is_selected_once(smoke: Path) -> None:
+    names = {path.name for path in (smoke / "out/runs").iterdir()}
+    assert "transformer-columns.ours.seed0.final.json" in names
+    assert "transformer-columns.ours.seed0.select.json" not in names
+
+
+def test_a_second_time_there_is_nothing_to_do(smoke: Path, xorflow: Command) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in (smoke / "out/runs").iterdir()}
+    said = xorflow(*SMOKE, "--out", smoke / "out", "--work", smoke / "elsewhere")
+    assert (said.code, said.err) == (0, "")
+    assert {path.name: path.stat().st_mtime_ns for path in (smoke / "out/runs").iterdir()} == before
+    assert "transformer-mixed" in said.out
+
+
+def test_a_mixture_waits_for_its_parts(xorflow: Command, tmp_path: Path) -> None:
+    said = xorflow(
+        *SMOKE, "--rows", "made,transformer-mixed", "--out", tmp_path / "out", "--work", tmp_path / "work"
+    )
+    assert said.code == 0
+    assert "transformer-mixed waits for the weights of its parts" in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--rows pixelcnn", "--rows names rows of made, made-strong, "),
+        ("--seeds 0", "--seeds is how many seeds to train, at least 1; got 0"),
+        ("--budget huge", "--budget is one of smoke, quick, full; got 'huge'"),
+        ("--device cuda:63", "device 'cuda:63' is not there"),
+    ],
+)
+def test_what_means_nothing_is_refused_before_any_work(
+    xorflow: Command, tmp_path: Path, arguments: str, words: str
+) -> None:
+    given = (*SMOKE, "--out", tmp_path / "out", "--work", tmp_path / "work", *arguments.split())
+    assert words in xorflow(*given).refused()
+    assert list(tmp_path.iterdir()) == []

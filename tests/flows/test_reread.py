@@ -1,0 +1,98 @@
+"""A depth-1 model on another base: the formula against enumeration."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import zoo
+from xorflow import MADE, FactorisedBase, LatentFlow, Layer, evaluate
+from xorflow._math import enumerate_states
+from xorflow.errors import ModelError
+from xorflow.flows import read_on
+
+D = 4
+
+
+def model(p0: float, order: str = "random:3") -> LatentFlow:
+    torch.manual_seed(1)
+    flow = LatentFlow([Layer(MADE(D, (16,), order=order))], FactorisedBase(D, p0)).double()
+    with torch.no_grad():
+        for parameter in flow.layers.parameters():
+            parameter.mul_(8)
+    return flow
+
+
+def everything() -> Tensor:
+    return enumerate_states([2] * D)
+
+
+def conditionals(flow: LatentFlow) -> Tensor:
+    """P(x_d = 1 | x before d) for every x, by sums over all that agree with it so far, (2^D, D)."""
+    x = everything()
+    p = flow.log_likelihood(flow.encode(x)).exp()
+    order = flow.layers[0].conditioner.order
+    assert order is not None
+    found = torch.empty(len(x), D, dtype=torch.float64)
+    for place, feature in enumerate(order):
+        before = list(order[:place])
+        same = (x[:, None, before] == x[None, :, before]).all(-1).double()  # (2^D, 2^D)
+        found[:, feature] = (same * x[None, :, feature]) @ p / (same @ p)
+    return found
+
+
+def test_the_nearest_probability_that_the_base_can_reach() -> None:
+    flow, base = model(0.9999), FactorisedBase(D).double()
+    read = read_on(flow, base)
+    total = read.log_likelihood(read.encode(everything())).exp().sum()
+    assert abs(float(total.detach()) - 1) < 1e-10
+    wanted = conditionals(flow)
+    assert bool((wanted < 0.1).any() & (wanted > 0.9).any())
+    assert bool(((wanted > 0.1) & (wanted < 0.9)).any())
+    b = base.log_table().exp()[0, 1].detach()  # 0.1, to the digits of the base's logits
+    torch.testing.assert_close(conditionals(read), wanted.clamp(b, 1 - b), rtol=0, atol=1e-10)
+
+
+def test_the_same_distribution_where_nothing_is_clipped() -> None:
+    flow = model(0.7)
+    read = read_on(flow, FactorisedBase(D, 0.9999).double())
+    x = flow.encode(everything())
+    torch.testing.assert_close(read.log_likelihood(x), flow.log_likelihood(x), rtol=0, atol=1e-10)
+
+
+def test_it_is_the_best_flip_for_data_that_follow_the_model() -> None:
+    """Of all flips on the base, the clipped one has the least expected cost, feature by feature."""
+    b = 0.1
+    p = torch.linspace(0, 1, 21, dtype=torch.float64)[:, None]
+    flips = torch.linspace(0, 1, 2001, dtype=torch.float64)[None, :]
+    one = b + (1 - 2 * b) * flips
+    cost = -(p * one.log() + (1 - p) * (1 - one).log())
+    best = flips[0, cost.argmin(1)]
+    torch.testing.assert_close(best, ((p[:, 0] - b) / (1 - 2 * b)).clamp(0, 1), rtol=0, atol=5e-4)
+
+
+def test_evaluation_and_samples_work_on_it() -> None:
+    read = read_on(model(0.9999).float(), FactorisedBase(D))
+    x = everything()
+    exact = evaluate.exact(read, x)
+    assert exact.kind == "exact"
+    assert evaluate.greedy(read, x).nll >= D * 0.1053
+    drawn = read().sample((20_000,), generator=torch.Generator().manual_seed(0))
+    index = (drawn * torch.tensor([8, 4, 2, 1])).sum(-1)
+    weights = torch.tensor([8, 4, 2, 1])
+    p = exact.values.exp()[(x * weights).sum(-1).argsort()]
+    rates = torch.bincount(index, minlength=16) / len(drawn)
+    assert bool(((rates - p).abs() < 5 * (p / len(drawn)).sqrt()).all())
+
+
+@pytest.mark.parametrize("name", ["D3 depth 3", "K 2, 3, 4"])
+def test_what_cannot_be_read(name: str) -> None:
+    flow = zoo.MEMBERS[name]()
+    with pytest.raises(ModelError, match="one layer on binary data"):
+        read_on(flow, FactorisedBase(flow.features))
+
+
+def test_bases_that_do_not_fit() -> None:
+    with pytest.raises(ModelError, match="same features"):
+        read_on(model(0.9), FactorisedBase(D + 1))
+    with pytest.raises(ModelError, match="one half"):
+        read_on(model(0.9), FactorisedBase(D, 0.5).double())

@@ -1,0 +1,103 @@
+"""What the table of depths is put into words as."""
+
+from pathlib import Path
+from typing import Any
+
+from tiny_runs import read
+from xorflow.report.depth import depth_markdown
+from xorflow.report.depth_blocks import NOT_RUN, depth_block
+from xorflow.report.depth_figure import draw_depths
+from xorflow.report.depth_words import verdict_words
+from xorflow.training.storage import write_json
+
+
+def row(name: str, depth: int, bound: float, **changes: Any) -> dict[str, Any]:
+    usual: dict[str, Any] = {
+        "id": name, "title": name, "family": "autoregressive", "series": name, "base": "fixed", "depth": depth,
+        "estimator": "marginal", "bound": bound, "kind": "exact" if depth == 1 else "lower bound", "stderr": 0.1,
+        "samples": None if depth == 1 else 1000, "greedy": bound + 17, "refit": bound - 25,
+        "flip_rates": [0.1] * depth, "greedy_flip_rates": [0.02] * depth, "entropy": [40.0] * depth,
+        "effective_depth": depth, "parameters": 12_000_000, "seconds": 20.0, "seeds": [0],
+        "spread": {"nll": {"std": None}}, "sampling_passes": 784 * depth, "sampling_seconds": 0.1, "reading": "latent",
+    }  # fmt: skip
+    return usual | changes
+
+
+def coupling(depth: int, bound: float, estimator: str = "full-posterior") -> dict[str, Any]:
+    return row(
+        f"c-{depth}-{estimator}",
+        depth,
+        bound,
+        family="coupling",
+        base="learned",
+        estimator=estimator,
+        series=estimator,
+        sampling_passes=depth,
+        refit=bound + 30,
+    )
+
+
+def table(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "version": 1, "budget": "full", "words": "Full.", "rows": list(rows), "missing": ["x"], "independent": 205.8,
+        "paper": [{"depth": 1, "nll": 222.1}, {"depth": 2, "nll": 211.2}],
+    }  # fmt: skip
+
+
+def words(*rows: dict[str, Any]) -> str:
+    return "\n".join(verdict_words(table(*rows)))
+
+
+def test_depth_that_pays_and_depth_that_does_not() -> None:
+    one = row("one", 1, 145.0)
+    assert words(one, row("two", 2, 143.0)).startswith(
+        "Depth pays on the fixed base, by 2.00 nats (standard error 0.14)."
+    )
+    assert "Depth pays little on the fixed base, 0.50 nats" in words(one, row("two", 2, 144.5))
+    assert "Depth does not pay on the fixed base: the difference is 0.10 nats" in words(
+        one, row("two", 2, 144.9)
+    )
+    assert "difference is -3.00 nats" in words(one, row("two", 2, 148.0))
+    seeds = {"seeds": [0, 1, 2], "spread": {"nll": {"std": 3.0}}}
+    assert "Depth does not pay" in words(row("one", 1, 145.0, **seeds), row("two", 2, 143.0, **seeds))
+
+
+def test_a_layer_that_does_nothing_is_no_depth() -> None:
+    idle = row("idle", 2, 140.0, effective_depth=1)
+    found = words(row("one", 1, 145.0), idle, row("two", 2, 144.0))
+    assert "Depth pays on the fixed base, by 1.00 nats" in found
+    assert "rows with such layers: `idle` (1 of 2)" in found
+
+
+def test_couplings() -> None:
+    found = words(coupling(2, 120.0), coupling(4, 110.0), coupling(2, 190.0, "straight-through"))
+    assert "`c-4-full-posterior` has at most 110.00 nats, and samples in 4 passes" in found
+    assert "full-posterior: 120.0 at depth 2, 110.0 at depth 4; it falls with every step." in found
+    assert "120.0 against 190.0 at depth 2 (`c-2-full-posterior`)" in found
+    assert "140.0 nats on a refitted base (`c-4-full-posterior`), 65.8 below independent pixels" in found
+    assert "it does not fall with every step" in words(coupling(2, 110.0), coupling(4, 110.0))
+
+
+def test_nothing_is_said_of_nothing() -> None:
+    assert words() == "No row is finished."
+
+
+def test_the_block_and_the_picture(tmp_path: Path) -> None:
+    assert depth_block(tmp_path) == NOT_RUN
+    found = table(row("one", 1, 145.0), row("two", 2, 143.0), coupling(2, 120.0))
+    write_json(tmp_path / "depth/table.json", found | {"budget": "smoke"})
+    assert depth_block(tmp_path) == NOT_RUN
+    write_json(tmp_path / "depth/table.json", found)
+    draw_depths(read(tmp_path / "depth/table.json"), tmp_path / "depth/depth.png")
+    text = depth_block(tmp_path)
+    assert "Depth pays on the fixed base" in text
+    assert "Not run yet: `x`." in text
+    assert "../results/depth/depth.png" in text
+    assert "### What each layer does" in text
+    assert "| `two` | 10.00, 10.00 | 2.00, 2.00 | 40.0, 40.0 |" in text
+    draw_depths(table(), tmp_path / "empty.png")
+
+
+def test_three_parts() -> None:
+    text = depth_markdown(table(row("a", 1, 1.0), row("b", 1, 1.0, base="learned"), coupling(2, 1.0)))
+    assert text.count("| row | depth |") == 3

@@ -1,0 +1,227 @@
+"""Runs that begin with the weights of another, or with a code, and layers that keep what they begin with."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tiny_runs import rows_file, tiny_options
+from xorflow import LatentFlow, evaluate, load
+from xorflow.errors import ConfigError
+from xorflow.experiments.budgets import write_digits
+from xorflow.training import Options, build_data, independent_nll, open_run, train_run
+from xorflow.training.codes import make_codebooks, start_from_code, write
+from xorflow.training.run import _new_flow
+from xorflow.training.storage import load_tensors
+
+FIXED = {
+    "base": "fixed",
+    "epochs": 1,
+    "hidden": [16],
+    "device": "cpu",
+    "evaluation_samples": 2,
+    "batch_size": 50,
+}
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("digits") / "digits.npy"
+    write_digits(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def one(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of one layer."""
+    run = tmp_path_factory.mktemp("one") / "run"
+    train_run(Options().replace(data=str(digits), **FIXED), run)
+    return run
+
+
+def new_flow(options: Options) -> LatentFlow:
+    flow = _new_flow(options, build_data(options), None)
+    assert isinstance(flow, LatentFlow)
+    return flow
+
+
+def test_the_last_layers_are_the_run_and_the_others_near_the_identity(digits: Path, one: Path) -> None:
+    options = Options().replace(
+        data=str(digits), layers=3, order="random:1,reversed,natural", start=str(one), **FIXED
+    )
+    flow, before = new_flow(options), open_run(one).latent
+    for mine, theirs in zip(flow.layers[-1].parameters(), before.layers[0].parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    x = build_data(options).train.values[:50]
+    trace = flow.run(flow.encode(x), draws=torch.rand(len(x), 3, 64))
+    rates = trace.u.float().mean((0, 2))
+    assert rates[:2].max() < 0.01
+    assert float(torch.stack([n.mean for n in trace.generator[:2]]).detach().max()) < 0.01
+    # what comes out is nearly what the run itself says
+    drawn = flow.run(flow.encode(x), draws="greedy", stop=2)
+    assert torch.equal(drawn.end.state, flow.encode(x))
+
+
+def test_a_run_that_starts_from_another_trains_and_can_be_read(
+    digits: Path, one: Path, tmp_path: Path
+) -> None:
+    shared = {"data": str(digits), "layers": 2, "order": "reversed,natural", "start": str(one)}
+    options = Options().replace(**FIXED).replace(**shared, estimator="multi-sample:samples=2,sum_last=true")
+    train_run(options, tmp_path / "two")
+    assert load(tmp_path / "two").depth == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden": [8]}, "layer 1 of the run in .* has other weights"),
+        ({"start": "./nowhere"}, "there is no folder nowhere"),
+    ],
+)
+def test_a_start_that_does_not_fit(digits: Path, one: Path, changes: dict, words: str) -> None:
+    options = Options().replace(**{**FIXED, "data": str(digits), "start": str(one), **changes})
+    with pytest.raises(ConfigError, match=words):
+        new_flow(options)
+
+
+def test_a_run_with_more_layers(digits: Path, tmp_path: Path) -> None:
+    train_run(Options().replace(data=str(digits), layers=2, **FIXED), tmp_path / "two")
+    with pytest.raises(
+        ConfigError, match="has 2 layers, and a run that starts from it has as many or more; got 1"
+    ):
+        new_flow(Options().replace(data=str(digits), start=str(tmp_path / "two"), **FIXED))
+
+
+def test_what_is_no_start() -> None:
+    with pytest.raises(ConfigError, match=r"data, random, code, or the folder of a run.*got 'zero'"):
+        Options().replace(start="zero")
+
+
+def test_runs_that_start_from_runs_of_their_own_are_alike() -> None:
+    a, b = (Options().replace(start=f"./runs/seed{seed}", seed=seed) for seed in (0, 1))
+    assert a.alike() == b.alike() != Options().alike()
+
+
+# ---- layers that keep their weights ----
+
+
+def test_frozen_layers_keep_their_weights(digits: Path, tmp_path: Path) -> None:
+    shared = {"data": str(digits), "layers": 2, "order": "alternating", "estimator": "marginal:samples=2"}
+    options = Options().replace(**FIXED).replace(**shared, freeze=1, weight_decay=0.1, optimiser="adamw")
+    before = new_flow(options).state_dict()
+    train_run(options, tmp_path / "run")
+    after = load_tensors(tmp_path / "run", "weights")
+    same = {name: torch.equal(before[name], after[name]) for name in before}
+    assert all(kept for name, kept in same.items() if name.startswith("layers.0."))
+    assert not any(kept for name, kept in same.items() if name.startswith("layers.1.") and "weight" in name)
+
+
+def test_something_must_be_left_to_train() -> None:
+    with pytest.raises(ConfigError, match="fewer than the 2 that there are; got 2"):
+        Options().replace(layers=2, freeze=2)
+
+
+# ---- codes ----
+
+
+def blank_border(rows: int = 400) -> torch.Tensor:
+    """Images of 12 x 12 whose outer pixels are always 0; the inner ones are one of two patterns in each quarter."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.zeros(rows, 12, 12)
+    for top in (3, 6):
+        for left in (3, 6):
+            kind = torch.randint(2, (rows, 1, 1), generator=generator).float()
+            pattern = (torch.rand(3, 3, generator=generator) < 0.5).float()
+            x[:, top : top + 3, left : left + 3] = (pattern - kind).abs()
+    x[0] = 1  # data whose pixels never vary are refused
+    return x.flatten(1)
+
+
+def code_flow(path: Path, layers: int) -> tuple[LatentFlow, Options]:
+    np.save(path, blank_border().reshape(-1, 12, 12).numpy().astype(np.uint8))
+    order = ",".join(["outward"] * (layers - 1) + ["inward"])
+    options = Options().replace(data=str(path), layers=layers, order=order, **{**FIXED, "hidden": [128]})
+    return new_flow(options), options
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_code_is_one_flip_in_a_group_of_blank_pixels(tmp_path: Path, layers: int) -> None:
+    flow, _ = code_flow(tmp_path / "images.npy", layers)
+    generator = torch.Generator().manual_seed(0)
+    x = blank_border()
+    books = make_codebooks(x, flow.layers[0], layers - 1, generator, (12, 12))
+    assert len(books) == 4
+    assert len({int(d) for book in books for d in book.slots}) == sum(len(book.slots) for book in books)
+    assert float(x[:, torch.cat([book.slots for book in books])].mean()) < 0.01
+    states, flips = write(x, books, last=1)
+    assert torch.equal(flips.sum(-1), torch.ones(len(x)))
+    assert torch.equal((states != x).float().sum(-1), torch.full((len(x),), 3.0))
+    # rows of one pattern everywhere have one code
+    _, all_flips = write(x, books, last=4)
+    _, patterns = x.unique(dim=0, return_inverse=True)
+    for kind in patterns.unique():
+        assert len(all_flips[patterns == kind].unique(dim=0)) == 1
+
+
+def test_layers_are_fitted_to_write_it(tmp_path: Path) -> None:
+    flow, options = code_flow(tmp_path / "images.npy", 2)
+    train = build_data(options).train
+    start_from_code(flow, train, torch.device("cpu"), 0, (12, 12))
+    x = train.values
+    u = flow.run(flow.encode(x), draws="greedy", stop=1).u[:, 0]
+    inner = torch.zeros(12, 12, dtype=torch.bool)
+    inner[3:9, 3:9] = True
+    assert float(u[:, inner.flatten()].float().mean()) < 0.01
+    assert 0.5 < float(u.float().sum(-1).mean()) < 5
+
+
+def test_who_has_no_code(tmp_path: Path) -> None:
+    options = tiny_options(rows_file(tmp_path / "rows.npy"), start="code")
+    with pytest.raises(ConfigError, match="start=code is for flows of two layers or more on binary data"):
+        new_flow(options)
+
+
+# ---- couplings with posteriors ----
+
+
+@pytest.mark.parametrize("posterior", ["diagonal", "linear"])
+@pytest.mark.parametrize("mask", ["nested", "random", "checkerboard"])
+def test_a_coupling_begins_at_independent_features(digits: Path, mask: str, posterior: str) -> None:
+    """Each feature is taken by one layer, which has its frequency and a posterior by Bayes' rule, or left to the base."""
+    options = Options().replace(
+        **{
+            **FIXED,
+            "base": "learned",
+            "p0": 0.999,
+            "data": str(digits),
+            "conditioner": "coupling",
+            "layers": 4,
+        },
+        mask=mask,
+        posterior=posterior,
+    )
+    flow, data = new_flow(options), build_data(options)
+    for layer in flow.layers:  # what the networks see does not matter yet
+        with torch.no_grad():
+            layer.conditioner.net[-1].weight.zero_()  # pyright: ignore
+    assert data.test is not None
+    bound = evaluate.importance(flow, data.test, samples=20, proposal="q").nll
+    independent = independent_nll(data, data.test)
+    assert abs(bound - independent) < 0.05 * independent
+
+
+def test_layers_of_random_masks_leave_features_for_later_ones(digits: Path) -> None:
+    options = Options().replace(
+        **{**FIXED, "base": "learned", "data": str(digits), "conditioner": "coupling", "layers": 6},
+        mask="random",
+        posterior="diagonal",
+    )
+    flow = new_flow(options)
+    taken = torch.stack([layer.posterior.slope[:, 0, 0] != 0 for layer in flow.layers])  # pyright: ignore
+    assert taken.sum(0).max() == 1
+    counts = taken.sum(1).tolist()
+    assert (counts[1], counts[3]) == (0, 0)
+    assert counts[0] == 32
+    assert counts[0] > counts[2] > counts[4] > 0
+    assert counts[5] > 0
