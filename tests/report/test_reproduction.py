@@ -13,7 +13,7 @@ from xorflow.errors import DataError
 from xorflow.experiments import files as written
 from xorflow.experiments import find_budget
 from xorflow.report import make_table, read_results, write_reproduction
-from xorflow.report import reproduction as reading
+from xorflow.report import results as reading
 from xorflow.report.paper_blocks import (
     details_block,
     essence_block,

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from xorflow.errors import DataError
 from xorflow.report.depth_words import verdict_words
-from xorflow.report.reproduction import RESULT_VERSION, Results, read_results
-from xorflow.training.storage import write_bytes, write_json
+from xorflow.report.results import RESULT_VERSION, Results, share_of_seconds, write_table
 from xorflow.training.tables import spread
 
 _VARIANT = "ours"
@@ -74,7 +72,7 @@ def _row(
         "effective_depth": evaluation["effective_depth"],
         "parameters": evaluation["parameters"],
         "seconds": round(_seconds(results, planned, finals), 3),
-        "seconds_in_all": round(sum(_share(run) for run in results.runs if run["row"] == name), 3),
+        "seconds_in_all": round(sum(share_of_seconds(run) for run in results.runs if run["row"] == name), 3),
         "seeds": [run["seed"] for run in finals],
         "spread": {key: spread(values) for key, values in figures.items()},
         "reading": planned["reading"],
@@ -97,14 +95,9 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _share(run: dict[str, Any]) -> float:
-    """The time of a run's training; of runs that were trained as one, its part."""
-    return run["seconds"] / run["together"]
-
-
 def _seconds(results: Results, planned: dict[str, Any], finals: Sequence[dict[str, Any]]) -> float:
     """Of one final run, with that of the run that it started from."""
-    own = _mean([_share(run) for run in finals])
+    own = _mean([share_of_seconds(run) for run in finals])
     before = next((row for row in results.plan["rows"] if row["id"] == planned["start"]), None)
     earlier = [] if before is None else results.of(before["id"], _VARIANT, "final")
     return own + (_seconds(results, before, earlier) if before is not None and earlier else 0.0)
@@ -180,16 +173,11 @@ def write_depth(folder: Path) -> dict[str, Any]:
     """Write `table.json`, `table.md` and the picture from the result files in a folder; returns the table."""
     from xorflow.report.depth_figure import draw_depths  # half a second of imports
 
-    results = read_results(folder)
-    try:
-        table = make_depth_table(results)
-        words = "\n".join(f"- {line}" for line in verdict_words(table))
-        text = f"{table['words']}\n\n{words}\n\n{depth_markdown(table)}\n"
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"a file in {folder / 'runs'} is damaged ({type(error).__name__} {error}); restore it, or remove it to make it anew"
-        ) from None
-    write_json(folder / "table.json", table)
-    write_bytes(folder / "table.md", text.encode(), "choose a folder that can be written")
+    _, table = write_table(folder, make_depth_table, _text)
     draw_depths(table, folder / "depth.png")
     return table
+
+
+def _text(table: dict[str, Any]) -> str:
+    words = "\n".join(f"- {line}" for line in verdict_words(table))
+    return f"{words}\n\n{depth_markdown(table)}"

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from xorflow.report.images import image_grid, save_figure
-from xorflow.report.reproduction import VARIANTS, Results
+from xorflow.report.reproduction import VARIANTS
+from xorflow.report.results import Results
 
 _TITLES = {"ours": "as the paper describes it", "cured": "cured"}
 

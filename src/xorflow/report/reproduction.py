@@ -3,78 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xorflow.errors import DataError
-from xorflow.training.storage import read_json, write_bytes, write_json
+from xorflow.report.results import Results, assembled, share_of_seconds, write_table
 from xorflow.training.tables import spread
 
-RESULT_VERSION = 1
-"""The version of result files that is read here, and of the table that is written."""
-
 VARIANTS = ("ours", "cured")
-
-
-@dataclass(frozen=True)
-class Results:
-    """The plan of a reproduction and its finished runs, as their files hold them."""
-
-    plan: dict[str, Any]
-    runs: tuple[dict[str, Any], ...]
-
-    def of(self, row: str, variant: str, phase: str) -> list[dict[str, Any]]:
-        """The runs of one phase, by seed."""
-        found = [
-            run
-            for run in self.runs
-            if (run["row"], run.get("variant"), run["phase"]) == (row, variant, phase)
-        ]
-        return sorted(found, key=lambda run: run["seed"])
-
-    def selection(self, row: str, variant: str) -> dict[str, Any] | None:
-        """The run that is best on validation data, of the seeds whose final run is there."""
-        finished = {run["seed"] for run in self.of(row, variant, "final")}
-        choices = [run for run in self.of(row, variant, "select") if run["seed"] in finished]
-        return min(choices, key=lambda run: run["selection"]["nll"], default=None)
-
-    def selected(self, row: str, variant: str) -> dict[str, Any] | None:
-        """The final run of that seed, which is what is reported."""
-        best = self.selection(row, variant)
-        finals = self.of(row, variant, "final")
-        return None if best is None else next(run for run in finals if run["seed"] == best["seed"])
-
-
-def read_results(folder: Path) -> Results:
-    """What `xorflow reproduce` left in a folder."""
-    plan = _read(folder / "plan.json")
-    return Results(plan, tuple(_read(path) for path in sorted((folder / "runs").glob("*.json"))))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    content = read_json(path, "a file of results")
-    if content.get("version") != RESULT_VERSION:
-        raise DataError(
-            f"{path} has version {content.get('version')!r}, and reports are made from version {RESULT_VERSION}; "
-            "make it anew with xorflow reproduce"
-        )
-    return content
-
 
 # ---- the table as numbers ----
 
 
 def make_table(results: Results) -> dict[str, Any]:
     """What `table.json` holds: a row for everything that is finished, in the order of the plan."""
-    rows = [_row(results, row) for row in results.plan["rows"]]
-    return {
-        "version": RESULT_VERSION,
-        "budget": results.plan["budget"],
-        "words": results.plan["words"],
-        "rows": [row for row in rows if row is not None],
-        "missing": [p["id"] for p, row in zip(results.plan["rows"], rows, strict=True) if row is None],
-    }
+    return assembled(results, _row)
 
 
 def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
@@ -98,7 +40,7 @@ def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
             "seeds": sorted({run["seed"] for run in runs if run["phase"] == "final"}),
             "config": configs,
             "epochs": next(found["epochs"] for found in figures.values() if found),
-            "seconds": round(sum(_share(run) for run in runs), 1),
+            "seconds": round(sum(share_of_seconds(run) for run in runs), 1),
             "depth": planned["depth"],
             "metric": planned["metric"],
             "choices": planned["choices"],
@@ -123,14 +65,9 @@ def _variant(results: Results, row: str, variant: str) -> dict[str, Any] | None:
         "greedy_spread": greedy,
         "epochs": selected["epochs"],
         "parameters": selected["parameters"],
-        "seconds": round(sum(_share(run) for run in results.runs if _is(run, row, variant)), 1),
+        "seconds": round(sum(share_of_seconds(run) for run in results.runs if _is(run, row, variant)), 1),
         "device": selected["device_name"],
     }
-
-
-def _share(run: dict[str, Any]) -> float:
-    """Seconds of training; of runs that were trained as one, each has its part."""
-    return run["seconds"] / run["together"]
 
 
 def _is(run: dict[str, Any], row: str, variant: str) -> bool:
@@ -282,16 +219,7 @@ def write_reproduction(folder: Path) -> dict[str, Any]:
     """Write `table.json`, `table.md` and the pictures from the result files in a folder; returns the table."""
     from xorflow.report.figures import draw_curves, draw_samples  # half a second of imports
 
-    results = read_results(folder)
-    try:
-        table = make_table(results)
-        text = f"{table['words']}\n\n{markdown(table)}\n"
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"a file in {folder / 'runs'} is damaged ({type(error).__name__} {error}); restore it, or remove it to make it anew"
-        ) from None
-    write_json(folder / "table.json", table)
-    write_bytes(folder / "table.md", text.encode(), "choose a folder that can be written")
+    results, table = write_table(folder, make_table, markdown)
     draw_curves(results, folder / "curves.png")
     draw_samples(results, folder / "samples.png")
     return table

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from xorflow.report.reproduction import RESULT_VERSION, Results, read_results
-from xorflow.training.storage import read_json, write_bytes, write_json
+from xorflow.report.results import Results, assembled, write_table
+from xorflow.training.storage import read_json
 from xorflow.training.tables import spread
 
 NOT_RUN = (
@@ -22,14 +22,7 @@ _VARIANT = "ours"
 
 def make_strong_table(results: Results) -> dict[str, Any]:
     """What `table.json` holds: a row for everything that is finished, in the order of the plan."""
-    rows = [_row(results, planned) for planned in results.plan["rows"]]
-    return {
-        "version": RESULT_VERSION,
-        "budget": results.plan["budget"],
-        "words": results.plan["words"],
-        "rows": [row for row in rows if row is not None],
-        "missing": [p["id"] for p, row in zip(results.plan["rows"], rows, strict=True) if row is None],
-    }
+    return assembled(results, _row)
 
 
 def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
@@ -135,12 +128,7 @@ def _costs(rows: Sequence[dict[str, Any]]) -> str:
 
 def write_strong(folder: Path) -> dict[str, Any]:
     """`table.json`, `table.md` and `samples.png` beside the runs; returns the table."""
-    results = read_results(folder)
-    table = make_strong_table(results)
-    hint = "choose a folder that can be written and has room"
-    write_json(folder / "table.json", table)
-    text = f"{table['words']}\n\n{strong_markdown(table)}\n" if table["rows"] else f"{table['words']}\n"
-    write_bytes(folder / "table.md", text.encode(), hint)
+    results, table = write_table(folder, make_strong_table, strong_markdown)
     shown = _shown(results, table)
     if shown is not None:
         from xorflow.report.figures import draw_grid  # half a second of imports
