@@ -181,7 +181,17 @@ ROWS: tuple[Row, ...] = (
     _straight_through(2),
     _straight_through(4),
     _straight_through(8),
-    _full_posterior("greedy", "greedy", "greedy self-critic"),
+    _full_posterior(
+        "greedy",
+        "greedy",
+        "greedy self-critic",
+        attempts=(
+            "a decay of the weights ten times as strong",
+            "rewards standardised for each pixel",
+            "batches of 32. The critic is the reward of the most probable choices, which nearly all drawn choices fall short of: "
+            "most of what is left of the signal says that something was drawn, and not what",
+        ),
+    ),
     _full_posterior("running", "running-mean", "running average"),
     _special_case(
         "greedy",
