@@ -242,6 +242,8 @@ def _weigh(
         raise ConfigError(f"importance sampling needs at least one sample, and got samples={samples}")
     if proposal not in ("p", "q"):
         raise ConfigError(f"proposal is 'p' (the generator) or 'q' (the posterior), and got {proposal!r}")
+    if memory is not None and memory < 1:
+        raise ConfigError(f"memory is a number of bytes, at least 1, and got memory={memory}")
     if memory is None:
         memory = 2**24 if flow.device.type == "cpu" else 2**28
     total = len(data)

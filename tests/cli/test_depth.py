@@ -113,7 +113,7 @@ def test_what_means_nothing_is_refused_before_any_work(
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda text: text[: len(text) // 2], "a file of results is damaged: "),
+        (lambda text: text[: len(text) // 2], "is damaged: it holds no JSON object; remove it"),
         (lambda text: text.replace('"version": 1', '"version": "x"', 1), "xorflow depth did not write it"),
         (lambda text: text.replace('"layers": [{', '"nothing": [{'), "a file in "),
     ],

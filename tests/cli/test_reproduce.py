@@ -127,7 +127,7 @@ def test_a_folder_that_cannot_be_written(xorflow: Command, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda text: text[: len(text) // 2], "a file of results is damaged: "),
+        (lambda text: text[: len(text) // 2], "is damaged: it holds no JSON object; remove it"),
         (lambda text: "[]", "holds no JSON object"),
         (lambda text: text.replace('"version": 1', '"version": 7', 1), "has version 7, this xorflow reads version 1; a newer"),
         (lambda text: text.replace('"version": 1', '"version": "x"', 1), "xorflow reproduce did not write it"),

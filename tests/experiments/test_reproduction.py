@@ -13,7 +13,6 @@ from xorflow.experiments import Reproduction, Request, chosen, find_budget
 from xorflow.experiments.budgets import write_digits
 from xorflow.experiments.files import RunName
 from xorflow.experiments.reproduction import final_epochs
-from xorflow.experiments.rows import Row
 from xorflow.training import Interrupted, train_run
 
 
@@ -114,20 +113,38 @@ def test_the_length_of_a_final_run() -> None:
 
 
 def test_the_length_is_that_of_the_seed_selected_first_and_then_stays(tmp_path: Path) -> None:
-    assert failures(Reproduction(request(tmp_path, seeds=2)).run()) == []
+    wanted = with_options(request(tmp_path, seeds=2), schedule="constant")
+    assert failures(Reproduction(wanted).run()) == []
     runs = tmp_path / "out/runs"
     for seed, (nll, best) in enumerate([(9.0, 2), (8.0, 1)]):
         path = runs / f"marginal.ours.seed{seed}.select.json"
         content = read(path) | {"selection": {"metric": "likelihood", "nll": nll}, "best_epoch": best}
         path.write_text(json.dumps(content), encoding="utf-8")
         (runs / f"marginal.ours.seed{seed}.final.json").unlink()
-    row: Row = chosen("marginal")[0][0]
-    made = Reproduction(request(tmp_path, seeds=2))
+    (row,) = wanted.rows
+    made = Reproduction(wanted)
     assert made._job(RunName(row, "ours", 0, "final")).options.epochs == 1  # seed 1 is better
-    content = read(runs / "marginal.ours.seed0.select.json") | {"epochs": 2, "phase": "final"}
+    content = read(runs / "marginal.ours.seed0.select.json") | {
+        "epochs": 2,
+        "phase": "final",
+        "samples": {"shape": [0, 8, 8], "bits": ""},
+    }
     content["config"] |= {"epochs": 2, "validation": 0.0}
     (runs / "marginal.ours.seed0.final.json").write_text(json.dumps(content), encoding="utf-8")
     assert made._job(RunName(row, "ours", 1, "final")).options.epochs == 2  # as the final run there is
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"schedule": "constant", "estimator": "special-case:entropy=0.7,anneal=0.5"}]
+)
+def test_what_is_scheduled_over_all_epochs_is_not_cut_short(tmp_path: Path, options: dict[str, Any]) -> None:
+    wanted = with_options(request(tmp_path), **options)
+    assert failures(Reproduction(wanted).run()) == []
+    path = tmp_path / "out/runs/marginal.ours.seed0.select.json"
+    path.write_text(json.dumps(read(path) | {"best_epoch": 1}), encoding="utf-8")
+    (tmp_path / "out/runs/marginal.ours.seed0.final.json").unlink()
+    (row,) = wanted.rows
+    assert Reproduction(wanted)._job(RunName(row, "ours", 0, "final")).options.epochs == 2
 
 
 def test_another_recipe_is_never_mixed_in(tmp_path: Path) -> None:

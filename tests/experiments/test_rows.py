@@ -30,8 +30,7 @@ def test_what_the_paper_fixes_is_fixed() -> None:
         assert fixed == ("mnist", "made", "fixed", None, "adam", 1e-3)
         assert options.layers == row.depth
         assert (options.posterior != "none") == (row.family == "full posterior")
-        annealed = "anneal" in options.estimator  # towards a tight bound, which the likelihood notices
-        assert options.select == ("likelihood" if annealed else row.metric)
+        assert options.select == row.metric
         assert options.transform == "shift"
 
 

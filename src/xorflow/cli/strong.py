@@ -73,13 +73,16 @@ def strong(
         fewer=by_row if seeds is None else {},
     )
     outcomes = run_experiment(Reproduction(request), command_again("strong", given, _DEFAULTS))
+    write_strong(out)  # what is trained is safe, whatever becomes of the mixtures
     waiting = mix_rows(mixed, size, out, work, device)
     table = write_strong(out)
     if table["rows"]:
         show_strong(Console(), table)
     for name in waiting:
         typer.echo(f"{name} waits for the weights of its parts in {work}")
-    typer.echo(f"results  {out / 'table.md'}\npicture  {out / 'samples.png'}")
+    typer.echo(f"results  {out / 'table.md'}")
+    if (out / "samples.png").exists():
+        typer.echo(f"picture  {out / 'samples.png'}")
     complain(outcomes)
 
 

@@ -54,7 +54,7 @@ class FullPosterior(Estimator):
     and 2, biased beyond. `gamma` scales those of later layers: unbiased only at 1. `rewards=impatient` pairs r_d with the
     d-th score in every layer, as the paper does: biased in all layers but the last.
 
-    Cost: 2 L passes; more with a critic. Hesselink and Aziz (2020), section 4, appendices A and B.
+    Cost: 2 L passes; more with a critic. Hesselink and Aziz (2020), section 5, appendices A and B.
 
     Args:
         kl: how the divergence enters.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -58,9 +59,6 @@ class ProposalPrefix(Estimator):
                 "prefixes from a proposal are defined for one layer with an ordering; use the special case for other flows"
             )
 
-    def not_capturable(self, flow: LatentFlow) -> str | None:
-        return super().not_capturable(flow) or "the ordering is copied to the device in every step"
-
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         assert draws is not None
         layer, point = flow.layers[0], flow.start(x)
@@ -68,7 +66,7 @@ class ProposalPrefix(Estimator):
         nodes = layer.generator_nodes(point, context, v)
         u = choose(nodes, draws[1, ..., 0, :], layer.transform.choices, flow.dtype)
         log_v = nodes.log_prob(v)
-        order = torch.tensor(layer.conditioner.order, device=x.device)
+        order = _on_device(layer.conditioner.order or (), x.device)
         log_weight = _before(log_v.detach() - self.log_rho(nodes, v, layer.transform.choices), order)
         rewards = flow.base.log_prob(layer.transform.relaxed_to_base(point.state, u))
         weight = log_weight.exp() * rewards.detach()
@@ -79,8 +77,8 @@ class ProposalPrefix(Estimator):
     def log_rho(self, nodes: Nodes, v: Tensor, choices: Alphabet) -> Tensor:
         """log rho(v_d | v_<d), (..., D), without gradient."""
         probability = nodes.log_prob(v).detach().exp()
-        sizes = probability.new_tensor(choices.sizes)
-        return ((1 - self.mix) * probability + self.mix / sizes).log()
+        sizes = _on_device(choices.sizes, v.device)
+        return ((1 - self.mix) * probability + self.mix / sizes.to(probability.dtype)).log()
 
     @torch.no_grad()
     def _draw_prefix(
@@ -102,10 +100,11 @@ class ProposalPrefix(Estimator):
     def _invert(self, nodes: Nodes, uniforms: Tensor, choices: Alphabet) -> Tensor:
         """Integers by inverting rho's distribution function."""
         p = nodes.log_probs().exp()
-        sizes = p.new_tensor(choices.sizes)
-        mixed = (1 - self.mix) * p + self.mix / sizes[:, None] * choices.valid().to(p.device)
+        sizes = _on_device(choices.sizes, p.device)
+        valid = torch.arange(choices.width, device=p.device) < sizes[:, None]
+        mixed = (1 - self.mix) * p + self.mix / sizes[:, None].to(p.dtype) * valid
         index = (uniforms.unsqueeze(-1) > mixed.cumsum(-1)[..., :-1]).sum(-1)
-        return index.minimum(sizes.long() - 1)
+        return index.minimum(sizes - 1)
 
 
 def _before(values: Tensor, order: Tensor) -> Tensor:
@@ -113,3 +112,9 @@ def _before(values: Tensor, order: Tensor) -> Tensor:
     arranged = values.index_select(-1, order)
     total = arranged.cumsum(-1) - arranged
     return total.index_select(-1, order.argsort())
+
+
+@functools.lru_cache(maxsize=64)
+def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Copied once: a captured step can't copy from the host."""
+    return torch.tensor(numbers, device=device)

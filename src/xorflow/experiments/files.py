@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 import xorflow
-from xorflow.errors import ConfigError
+from xorflow.errors import CheckpointError, ConfigError
 from xorflow.experiments.budgets import Budget, Phase
 from xorflow.experiments.rows import REFERENCES, ROWS, VARIANTS, Recipe, Row, Variant, choices
 from xorflow.training.options import HARMLESS, Options
@@ -22,6 +22,17 @@ RESULT_VERSION = 1
 """Of the files below; a file of another version is refused."""
 
 _RUN_KEYS = ("budget", "row", "evaluation")
+_TRAINED = {
+    "evaluation": ("nll", "kind", "stderr"),
+    "config": ("estimator",),
+    "metrics": ("epoch", "validation_nll"),
+}
+_PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "select": {**_TRAINED, "selection": ("nll",)},
+    "final": {**_TRAINED, "samples": ("shape", "bits")},
+    "reference": {"evaluation": ("nll", "kind")},
+}
+"""By phase, what a file holds at least."""
 
 
 class TrainedRow(Protocol):
@@ -152,7 +163,12 @@ def read_finished(
 
 
 def _checked(path: Path, keys: tuple[str, ...], command: str = "reproduce") -> dict[str, Any]:
-    content = read_json(path, "a file of results")
+    try:
+        content = read_json(path, "a file of results")
+    except CheckpointError:
+        raise ConfigError(
+            f"{path} is damaged: it holds no JSON object; remove it, and it is made again"
+        ) from None
     version = content.get("version")
     if version != RESULT_VERSION:
         newer = isinstance(version, int) and version > RESULT_VERSION
@@ -164,6 +180,10 @@ def _checked(path: Path, keys: tuple[str, ...], command: str = "reproduce") -> d
     missing = [key for key in keys if key not in content]
     if missing:
         raise ConfigError(f"{path} is damaged: it lacks {missing[0]!r}; remove it, and it is made again")
+    for key, parts in _PARTS.get(content.get("phase", ""), {}).items():
+        held = content.get(key)
+        if not isinstance(held, dict) or any(part not in held for part in parts):
+            raise ConfigError(f"{path} is damaged: its {key} is not whole; remove it, and it is made again")
     return content
 
 

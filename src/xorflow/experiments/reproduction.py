@@ -40,7 +40,7 @@ from xorflow.training.products import full_products
 from xorflow.training.run import read_config_file, read_result
 
 _NEARLY_ALL = 0.9
-"""A best epoch before this part of training shortens the final run to it."""
+"""A best epoch before this part of training shortens the final run to it, where no schedule depends on the length."""
 
 _SELECTION_SAMPLES = 50
 """Of the importance-sampled bound of a run whose figures are not reported."""
@@ -251,6 +251,8 @@ class Reproduction:
         known = next((run["epochs"] for run in map(self._finished, names) if run is not None), None)
         if known is not None:
             return known
+        if _ends_with_the_run(options):
+            return options.epochs
         runs = [self._finished(self._selection(name)) for name in names]
         best = min((run for run in runs if run is not None), key=lambda run: run["selection"]["nll"])
         return final_epochs(options.epochs, best["best_epoch"], options.validate_every)
@@ -370,6 +372,11 @@ class Reproduction:
                 "versions": versions(),
             }
             write_compact(path, content)
+
+
+def _ends_with_the_run(options: Options) -> bool:
+    """Whether something is scheduled over all epochs: with fewer of them it would be another recipe."""
+    return options.schedule == "cosine" or "anneal=" in options.estimator
 
 
 def final_epochs(epochs: int, best: int, validate_every: int) -> int:

@@ -27,6 +27,7 @@ from xorflow.flows import Flow, LatentFlow, Mixture
 from xorflow.training import Options, open_run, report
 from xorflow.training.devices import resolve_device
 from xorflow.training.products import full_products
+from xorflow.training.recipes import NONE as NO_RECIPE
 from xorflow.training.recipes import RECIPES
 from xorflow.training.run import read_result
 
@@ -70,7 +71,7 @@ class StrongRow:
         return "latent"
 
     def recipe(self, variant: Variant) -> Mapping[str, Any] | None:
-        return {**RECIPES[self.named].options, **self.changes} if variant == "ours" else None
+        return {"recipe": self.named, **self.changes} if variant == "ours" else None
 
     def options(self, variant: Variant) -> Options:
         recipe = self.recipe(variant)
@@ -156,6 +157,7 @@ def _tiny(options: Options, epochs: int) -> dict[str, Any]:
         "epochs": epochs,
         "validate_every": 1,
         "precision": "auto",
+        "recipe": NO_RECIPE,  # which is for the whole of MNIST
     }
 
 

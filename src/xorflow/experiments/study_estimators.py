@@ -40,7 +40,7 @@ _ANY_DEPTH: tuple[str, ...] = (
     "double-cv:samples=2",
     "rebar",
     "relax",
-    "local-expectation",
+    "local-expectation:limit=784",
     "reinmax",
     "st-gumbel",
     "concrete",

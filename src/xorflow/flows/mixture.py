@@ -60,7 +60,9 @@ class Mixture(nn.Module):
         _check(components)
         self.components = nn.ModuleList(components)
         self.learned = learned
-        start = _checked(weights, len(components)).log().to(torch.get_default_dtype())
+        start = (
+            _checked(weights, len(components)).log().to(torch.get_default_dtype()).to(components[0].device)
+        )
         self.logits = nn.Parameter(start, requires_grad=learned)
 
     def __iter__(self) -> Iterator[Component]:

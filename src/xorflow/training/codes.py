@@ -26,7 +26,7 @@ from xorflow.flows import LatentFlow, Layer
 _STILL = 0.02
 """A feature that differs from its usual value in fewer rows than this hardly varies."""
 _GROUPS = 4
-"""How many codes there are, each of one flip; at least one for each layer that writes."""
+"""How many codes there are, each of one flip; at least two for each layer that writes."""
 _CLUSTERED, _ROUNDS = 20_000, 15
 _PASSES, _BATCH, _RATE = 10, 256, 2e-3
 _LEAST_STEPS = 200
@@ -103,7 +103,7 @@ def make_codebooks(
     sees = sees[_angles(sees, shape).argsort(stable=True)]
     ones = x[:, later].mean(0)
     varies = torch.minimum(ones, 1 - ones)
-    groups = max(_GROUPS, layers)
+    groups = max(_GROUPS, 2 * layers)  # one flip of 784 would hardly count as depth
     count = max(int((varies < _STILL).sum()), len(later) // 2) // groups
     slots = later[varies.argsort(stable=True)[: count * groups]].unflatten(0, (groups, count))
     parts = sees.tensor_split(groups)

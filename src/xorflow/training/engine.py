@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -284,3 +286,9 @@ def choose_engine(work: Work, step: int) -> tuple[Engine, str | None]:
     from xorflow.training.captured import CapturedEngine
 
     return CapturedEngine(work, step), None
+
+
+@functools.cache
+def say_not_captured(reason: str) -> None:
+    """Say once in a process why steps are made operation by operation."""
+    logging.getLogger("xorflow").warning("training steps are not captured as one launch: %s", reason)

@@ -45,10 +45,13 @@ def train_together(trainers: Sequence[Trainer]) -> list[Exception | None]:
     steps = {trainer.progress.step for trainer in trainers}
     if len(steps) > 1:
         raise Apart(f"they stand at different steps: {', '.join(map(str, sorted(steps)))}")
+    for trainer in trainers:
+        trainer.start_clock()
     ensemble = Ensemble([trainer.machinery for trainer in trainers])
     engine, reason = choose_engine(ensemble, steps.pop())
     for trainer in trainers:
-        trainer.together, trainer.not_captured = len(trainers), reason
+        trainer.together = len(trainers)
+        trainer.note_engine(reason)
     return Lockstep(trainers, engine).run()
 
 

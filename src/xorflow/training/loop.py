@@ -28,7 +28,7 @@ from xorflow.training.checkpoint import (
     save_snapshot,
 )
 from xorflow.training.devices import default_generator, resolve_device
-from xorflow.training.engine import Machinery, choose_engine, has_dropout
+from xorflow.training.engine import Machinery, choose_engine, has_dropout, say_not_captured
 from xorflow.training.lockstep import Interrupted as Interrupted
 from xorflow.training.lockstep import Lockstep
 from xorflow.training.metrics import MetricsLog
@@ -137,11 +137,19 @@ class Trainer:
     def train(self) -> None:
         """Go on from where the run stands to its end; the flow then holds the best weights."""
         self.restore()
+        self.start_clock()
         with self._own_dropout():
-            engine, self.not_captured = choose_engine(self.machinery, self.progress.step)
+            engine, reason = choose_engine(self.machinery, self.progress.step)
+            self.note_engine(reason)
             (error,) = Lockstep([self], engine).run()
         if error is not None:
             raise error
+
+    def note_engine(self, reason: str | None) -> None:
+        """Remember why its steps are not captured, if they could have been, and say so."""
+        self.not_captured = reason
+        if reason is not None:
+            say_not_captured(reason)
 
     @contextmanager
     def _own_dropout(self) -> Iterator[None]:
@@ -159,10 +167,13 @@ class Trainer:
         finally:
             self._dropout.set_state(before)
 
+    def start_clock(self) -> None:
+        """From here on time counts as training: capture and compilation, too."""
+        self._began = time.monotonic() - self.progress.seconds
+
     def start(self) -> None:
         """The first step is next."""
         self.metrics.begin(self.progress.epoch)
-        self._began = time.monotonic() - self.progress.seconds
         if self.observer:
             self.observer.on_start(self.total_steps, self.progress)
 

@@ -191,7 +191,9 @@ def reopen_run(
         left.unlink(missing_ok=True)
     estimator = build_estimator(options.estimator)
     dataset = data_of_run(run, options, config["data_format"], dataset)
-    flow = _new_flow(options, dataset, config["model"])
+    saved = (run / "checkpoints" / "latest.json").exists()
+    flow = (_fresh_flow if saved else _started_flow)(options, dataset, config["model"])
+    _freeze(options, flow)
     _check(options, estimator, flow)
     return _trainer(flow, estimator, dataset, options, run, observer, stop)
 
@@ -211,6 +213,18 @@ def _options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dic
 
 
 def _new_flow(options: Options, dataset: Dataset, model: dict | None) -> Trainable:
+    flow = _started_flow(options, dataset, model)
+    _freeze(options, flow)
+    return flow
+
+
+def _freeze(options: Options, flow: Trainable) -> None:
+    if options.freeze:
+        _single(flow, "--freeze").layers[: options.freeze].requires_grad_(False)
+
+
+def _started_flow(options: Options, dataset: Dataset, model: dict | None) -> Trainable:
+    """A flow with the weights that training begins with; those of a checkpoint need no start."""
     flow = _fresh_flow(options, dataset, model)
     if options.start in ("data", "code"):
         start_from_data(flow, dataset.train)
@@ -222,8 +236,6 @@ def _new_flow(options: Options, dataset: Dataset, model: dict | None) -> Trainab
         if not run.is_dir():
             raise ConfigError(f"--start names the folder of a finished run, and there is no folder {run}")
         start_from_flow(_single(flow, "--start RUN"), open_run(run).latent, f"the run in {run}")
-    if options.freeze:
-        _single(flow, "--freeze").layers[: options.freeze].requires_grad_(False)
     return flow
 
 
@@ -289,7 +301,11 @@ def _result(trainer: Trainer) -> dict[str, Any]:
         "together": trainer.together,
         "device": str(trainer.device),
         "data": dataset.describe(),
-    } | ({} if trainer.apart is None else {"apart": trainer.apart})
+    } | {
+        name: reason
+        for name, reason in (("apart", trainer.apart), ("not_captured", trainer.not_captured))
+        if reason is not None
+    }
 
 
 # ---- folders ----
