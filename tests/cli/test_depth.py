@@ -1,10 +1,12 @@
 """`xorflow depth` as a person types it: some rows in the smallest budget, what is refused, and how it goes on."""
 
+import base64
 import io
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -55,6 +57,9 @@ def test_the_table(smoke: Path) -> None:
     assert rows["ar-2-joint"]["seconds"] > rows["ar-2-code"]["seconds"]
     assert rows["coupling-4-nested-posterior"]["sampling_passes"] == 4
     assert rows["ar-1-marginal"]["sampling_passes"] == 64
+    values = read(smoke / "out/runs/ar-1-marginal.ours.seed0.final.json")["evaluation"]["values"]
+    images = np.frombuffer(base64.b64decode(values), "<f4")
+    assert -images.mean() == pytest.approx(rows["ar-1-marginal"]["bound"], abs=1e-4)
     assert [point["nll"] for point in table["paper"]] == [222.1, 211.2, 205.6, 209.1]
     assert table["independent"] == read(smoke / "out/runs/independent-pixels.json")["evaluation"]["nll"]
     assert {path.name for path in (smoke / "out").iterdir()} == {

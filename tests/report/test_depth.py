@@ -3,18 +3,25 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+import torch
+
 from tiny_runs import read
-from xorflow.report.depth import depth_markdown
+from xorflow.experiments.depth import packed
+from xorflow.report.depth import _paired, depth_markdown
 from xorflow.report.depth_blocks import NOT_RUN, depth_block
 from xorflow.report.depth_figure import draw_depths
 from xorflow.report.depth_words import verdict_words
+from xorflow.report.results import Results
 from xorflow.training.storage import write_json
 
 
 def row(name: str, depth: int, bound: float, **changes: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {
         "id": name, "title": name, "family": "autoregressive", "series": name, "base": "fixed", "depth": depth,
-        "estimator": "marginal", "bound": bound, "kind": "exact" if depth == 1 else "lower bound", "stderr": 0.1,
+        "estimator": "marginal", "bound": bound, "validation": bound + 1,
+        "kind": "exact" if depth == 1 else "lower bound", "stderr": 0.1,
         "samples": None if depth == 1 else 1000, "greedy": bound + 17, "refit": bound - 25,
         "flip_rates": [0.1] * depth, "greedy_flip_rates": [0.02] * depth, "entropy": [40.0] * depth,
         "effective_depth": depth, "parameters": 12_000_000, "seconds": 20.0, "seeds": [0],
@@ -37,8 +44,9 @@ def coupling(depth: int, bound: float, estimator: str = "full-posterior") -> dic
     )
 
 
-def table(*rows: dict[str, Any]) -> dict[str, Any]:
+def table(*rows: dict[str, Any], paired: dict[str, Any] | None = None) -> dict[str, Any]:
     return {
+        "paired": paired,
         "version": 1, "budget": "full", "words": "Full.", "rows": list(rows), "missing": ["x"], "independent": 205.8,
         "paper": [{"depth": 1, "nll": 222.1}, {"depth": 2, "nll": 211.2}],
     }  # fmt: skip
@@ -51,8 +59,14 @@ def words(*rows: dict[str, Any]) -> str:
 def test_depth_that_pays_and_depth_that_does_not() -> None:
     one = row("one", 1, 145.0)
     assert words(one, row("two", 2, 143.0)).startswith(
-        "Depth pays on the fixed base, by 2.00 nats (standard error 0.14)."
+        "Depth pays on the fixed base, by 2.00 nats (standard error 0.14, over images and seeds)."
     )
+    pair = {"rows": ["one", "two"], "gain": 2.0, "stderr": 0.03}
+    in_pairs = verdict_words(table(one, row("two", 2, 143.0), paired=pair))[0]
+    assert "(standard error 0.03, over images in pairs and seeds)" in in_pairs
+    # what is best on test data is not what is shown
+    lucky = row("lucky", 2, 140.0, validation=150.0)
+    assert "by 2.00 nats" in words(one, row("two", 2, 143.0), lucky)
     assert "Depth pays little on the fixed base, 0.50 nats" in words(one, row("two", 2, 144.5))
     assert "Depth does not pay on the fixed base: the difference is 0.10 nats" in words(
         one, row("two", 2, 144.9)
@@ -101,3 +115,24 @@ def test_the_block_and_the_picture(tmp_path: Path) -> None:
 def test_three_parts() -> None:
     text = depth_markdown(table(row("a", 1, 1.0), row("b", 1, 1.0, base="learned"), coupling(2, 1.0)))
     assert text.count("| row | depth |") == 3
+
+
+def test_rows_are_compared_image_by_image() -> None:
+    generator = np.random.default_rng(0)
+    hard = generator.normal(140, 20, 500)  # what all models find hard or easy
+    nlls = {"one": [hard, hard + 0.2], "two": [hard - 2 + generator.normal(0, 1, 500)] * 2}
+    runs = tuple(
+        {
+            "row": name, "variant": "ours", "phase": "final", "seed": seed,
+            "evaluation": {"values": packed(torch.from_numpy(-values))},
+        }
+        for name, seeds in nlls.items()
+        for seed, values in enumerate(seeds)
+    )  # fmt: skip
+    found = _paired(Results({}, runs), [row("one", 1, 145.0), row("two", 2, 143.0)])
+    assert found is not None
+    gain = nlls["one"][0] + 0.1 - nlls["two"][0]
+    assert found["rows"] == ["one", "two"]
+    assert found["gain"] == pytest.approx(gain.mean(), abs=1e-3)
+    assert found["stderr"] == pytest.approx(gain.std(ddof=1) / 500**0.5, abs=1e-4)
+    assert found["stderr"] < 0.1 * hard.std() / 500**0.5

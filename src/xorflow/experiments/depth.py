@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from xorflow import evaluate
 from xorflow.bases import FactorisedBase
@@ -46,7 +48,7 @@ def depth_score(
         split: the data.
         known: what the run itself found on these data, as `result.json` has it.
         budget: how many samples, of how many rows.
-        phase: that of the run; both are evaluated alike.
+        phase: that of the run; a final one keeps the likelihood of every image.
         train: the training data, to which the base of the deterministic reading is refitted.
         pause: is called between steps, and may raise.
 
@@ -55,12 +57,12 @@ def depth_score(
         of the deterministic one; what each layer does; how many weights there are, and what sampling takes. Of a row that is
         read on another base, `own` has the likelihood on its own.
     """
-    del phase
-    own = _likelihood(row, flow, split, known, budget)
+    keep = phase == "final"  # only then are models compared image by image
+    own = _likelihood(row, flow, split, budget, keep)
     figures = own | _deterministic(known)
     pause()
     if row.read == "fixed" and isinstance(flow, LatentFlow):
-        figures = _read_on_fixed(flow, split, train) | {"own": own | _deterministic(known)}
+        figures = _read_on_fixed(flow, split, train, keep) | {"own": own | _deterministic(known)}
         pause()
     layers: Any = figures["layers"]
     return figures | {
@@ -75,14 +77,25 @@ def depth_score(
 
 
 def _likelihood(
-    row: DepthRow, flow: LatentFlow | Mixture, split: Split, known: dict[str, Any], budget: Budget
+    row: DepthRow, flow: LatentFlow | Mixture, split: Split, budget: Budget, keep: bool
 ) -> dict[str, Any]:
-    if isinstance(flow, Mixture) or known["kind"] == "exact":
-        return {key: known[key] for key in ("nll", "kind", "stderr")} | {"samples": None, "ess": None}
+    if isinstance(flow, Mixture) or flow.has_closed_form:
+        return _summary(evaluate.exact(flow, split), keep)
     proposal: Literal["p", "q"] = "q" if flow.has_posterior else "p"
     samples = min(budget.samples, row.samples)
     found = evaluate.importance(flow, limited(split, budget), samples=samples, proposal=proposal)
-    return {key: found.summary()[key] for key in ("nll", "kind", "stderr", "samples", "ess")}
+    return _summary(found, keep)
+
+
+def _summary(found: evaluate.LogLikelihood, keep: bool) -> dict[str, Any]:
+    known = {"samples": None, "ess": None} | found.summary()
+    values = {"values": packed(found.values)} if keep else {}
+    return {key: known[key] for key in ("nll", "kind", "stderr", "samples", "ess")} | values
+
+
+def packed(values: Tensor) -> str:
+    """The log-likelihoods of all images, as text: float32 in base 64."""
+    return base64.b64encode(values.float().cpu().numpy().astype("<f4").tobytes()).decode()
 
 
 def _deterministic(known: dict[str, Any]) -> dict[str, Any]:
@@ -95,15 +108,12 @@ def _deterministic(known: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_on_fixed(flow: LatentFlow, split: Split, train: Split) -> dict[str, Any]:
+def _read_on_fixed(flow: LatentFlow, split: Split, train: Split, keep: bool) -> dict[str, Any]:
     """The figures of a plain likelihood on the paper's base: exact, by the nearest flips that this base allows."""
     read = read_on(flow, FactorisedBase(flow.features).to(flow.device, flow.dtype)).eval()
-    found = evaluate.exact(read, split).summary()
     greedy, refit = evaluate.greedy(read, split), evaluate.exact(refitted(read, train), split)
     return {
-        **{key: found[key] for key in ("nll", "kind", "stderr")},
-        "samples": None,
-        "ess": None,
+        **_summary(evaluate.exact(read, split), keep),
         "greedy": greedy.nll,
         "greedy_stderr": greedy.stderr,
         "refit": refit.nll,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from xorflow.report.depth_words import verdict_words
+import numpy as np
+
+from xorflow.report.depth_words import headline_pair, verdict_words
 from xorflow.report.results import RESULT_VERSION, Results, share_of_seconds, write_table
 from xorflow.training.tables import spread
 
@@ -16,6 +19,7 @@ _VARIANT = "ours"
 def make_depth_table(results: Results) -> dict[str, Any]:
     """What `table.json` holds: a row for everything that is finished, in the order of the plan."""
     found = {planned["id"]: _rows(results, planned) for planned in results.plan["rows"]}
+    rows = [row for rows in found.values() for row in rows]
     return {
         "version": RESULT_VERSION,
         "budget": results.plan["budget"],
@@ -24,7 +28,8 @@ def make_depth_table(results: Results) -> dict[str, Any]:
         "independent": next(
             (run["evaluation"]["nll"] for run in results.runs if run["row"] == "independent-pixels"), None
         ),
-        "rows": [row for rows in found.values() for row in rows],
+        "paired": _paired(results, rows),
+        "rows": rows,
         "missing": [name for name, rows in found.items() if not rows],
     }
 
@@ -81,10 +86,39 @@ def _row(
         "sampling_passes": evaluation["sampling_passes"],
         "sampling_seconds": evaluation["sampling_seconds"],
         "epochs": selected["epochs"],
-        "validation": [run["selection"]["nll"] for run in results.of(name, _VARIANT, "select")],
+        "validation": _validation(results, name, own=of is not None),
         "device": selected["device_name"],
         "config": selected["config"],
     }
+
+
+def _validation(results: Results, name: str, own: bool) -> float:
+    """The mean of the bound on validation data, over seeds: by this rows are chosen."""
+    runs = [run["evaluation"] for run in results.of(name, _VARIANT, "select")]
+    return _mean([(run["own"] if own else run)["nll"] for run in runs])
+
+
+def _paired(results: Results, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The best row of depth 1 on the fixed base and the best that uses more layers, image by image."""
+    pair = headline_pair(rows)
+    if pair is None:
+        return None
+    finals = [results.of(row["id"], _VARIANT, "final") for row in pair]
+    if any("values" not in run["evaluation"] for runs in finals for run in runs):
+        return None
+    one, deep = (np.mean([_unpacked(run["evaluation"]["values"]) for run in runs], 0) for runs in finals)
+    if one.shape != deep.shape:
+        return None
+    gain = deep - one
+    return {
+        "rows": [row["id"] for row in pair],
+        "gain": float(gain.mean()),
+        "stderr": float(gain.std(ddof=1) / len(gain) ** 0.5),
+    }
+
+
+def _unpacked(values: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(values), "<f4").astype(float)
 
 
 def _values(runs: Sequence[dict[str, Any]], key: str) -> list[float]:

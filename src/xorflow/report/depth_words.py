@@ -21,7 +21,7 @@ def verdict_words(table: dict[str, Any]) -> list[str]:
     learned = [r for r in rows if (r["family"], r["base"]) == ("autoregressive", "learned")]
     coupled = [r for r in rows if r["family"] == "coupling"]
     lines = [
-        *_depth_on_fixed_base(fixed),
+        *_depth_on_fixed_base(fixed, table["paired"]),
         *_one_ordering(fixed),
         *_deterministic(fixed),
         *_unused(fixed),
@@ -34,8 +34,17 @@ def verdict_words(table: dict[str, Any]) -> list[str]:
     return lines or ["No row is finished."]
 
 
-def _best(rows: Sequence[Row], key: Callable[[Row], float] = lambda row: row["bound"]) -> Row | None:
+def _best(rows: Sequence[Row], key: Callable[[Row], float] = lambda row: row["validation"]) -> Row | None:
+    """The row that is best on validation data: the test data only say how good it is."""
     return min(rows, key=key, default=None)
+
+
+def headline_pair(rows: Sequence[Row]) -> tuple[Row, Row] | None:
+    """On the fixed base, the best row of depth 1 and the best of those that use more layers."""
+    fixed = [r for r in rows if (r["family"], r["base"]) == ("autoregressive", "fixed")]
+    one = _best([r for r in fixed if r["depth"] == 1 and r["kind"] == "exact"])
+    deep = _best([r for r in fixed if r["depth"] > 1 and r["effective_depth"] > 1])
+    return None if one is None or deep is None else (one, deep)
 
 
 def _nats(row: Row) -> str:
@@ -44,13 +53,15 @@ def _nats(row: Row) -> str:
     return f"`{row['id']}` has {kind} {row['bound']:.2f} nats"
 
 
-def _depth_on_fixed_base(rows: Sequence[Row]) -> list[str]:
-    one = _best([r for r in rows if r["depth"] == 1 and r["kind"] == "exact"])
-    deep = _best([r for r in rows if r["depth"] > 1 and r["effective_depth"] > 1])
-    if one is None or deep is None:
+def _depth_on_fixed_base(rows: Sequence[Row], paired: dict[str, Any] | None) -> list[str]:
+    pair = headline_pair(rows)
+    if pair is None:
         return []
+    one, deep = pair
     gain = one["bound"] - deep["bound"]
-    error = math.hypot(*(_error(row) for row in (one, deep)))
+    seeds = math.hypot(*(_over_seeds(row) for row in pair))
+    images = math.hypot(*(row["stderr"] or 0.0 for row in pair)) if paired is None else paired["stderr"]
+    error = math.hypot(images, seeds)
     clear = gain - 2 * error
     if gain >= _ENOUGH and clear > 0:
         verdict = f"Depth pays on the fixed base, by {gain:.2f} nats"
@@ -61,7 +72,8 @@ def _depth_on_fixed_base(rows: Sequence[Row]) -> list[str]:
     longest = max((r["seconds"] for r in rows if r["depth"] == 1), default=0.0)
     same = abs(deep["parameters"] / one["parameters"] - 1) <= _SAME_WEIGHTS
     return [
-        f"{verdict} (standard error {error:.2f}). The best flow of depth 1, {_nats(one)}; the best that uses more layers, "
+        f"{verdict} (standard error {error:.2f}, over images{'' if paired is None else ' in pairs'} and seeds). The best flow "
+        f"of depth 1, {_nats(one)}; the best that uses more layers, "
         f"{_nats(deep)}, and uses {deep['effective_depth']} of {deep['depth']}.",
         f"They have {one['parameters'] / 1e6:.1f} and {deep['parameters'] / 1e6:.1f} million weights"
         f"{', the same' if same else ''}, and trained for {one['seconds']:.0f} and {deep['seconds']:.0f} seconds; the row "
@@ -69,10 +81,9 @@ def _depth_on_fixed_base(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _error(row: Row) -> float:
-    """The standard error of a row: over images, and over seeds where there are several."""
-    std = row["spread"]["nll"]["std"]
-    return math.hypot(row["stderr"] or 0.0, (std or 0.0) / math.sqrt(len(row["seeds"])))
+def _over_seeds(row: Row) -> float:
+    """The standard error of a row's mean over seeds, where there are several."""
+    return (row["spread"]["nll"]["std"] or 0.0) / math.sqrt(len(row["seeds"]))
 
 
 def _one_ordering(rows: Sequence[Row]) -> list[str]:
