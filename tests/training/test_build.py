@@ -292,3 +292,13 @@ def test_mnist_by_default() -> None:
     assert {name: len(part) for name, part in data.parts.items()} == {
         "train": 50_000, "validation": 10_000, "test": 10_000
     }  # fmt: skip
+
+
+def test_generators_begin_the_same_with_posteriors_and_without() -> None:
+    data = tiny_dataset()
+    with_, without = (
+        (torch.manual_seed(0), build_flow(Options(layers=2, hidden=[4], posterior=kind), data))[1]
+        for kind in ("mlp", "none")
+    )
+    for one, other in zip(with_.layers, without.layers, strict=True):
+        assert torch.equal(one.conditioner.net[0].weight, other.conditioner.net[0].weight)

@@ -230,8 +230,8 @@ def strong_figures(
         train: the training data.
         pause: is called between steps, and may raise.
     """
-    draws = []
-    for again in _draws(split, budget):
+    draws = [known["nll"]]
+    for again in _other_draws(split, budget):
         draws.append(evaluate.exact(flow, again).nll)
         pause()
     rounded = evaluate.exact(flow, split, autocast=torch.bfloat16).nll
@@ -255,12 +255,10 @@ def strong_figures(
     }
 
 
-def _draws(split: Split, budget: Budget) -> list[Split]:
-    """The test data in every draw; data that are drawn once have one."""
-    if budget.digits:
-        return [split]
-    others = [data.mnist(validation=0, seed=seed).test for seed in DRAWS[1:]]
-    return [split, *(other.to(split.device) for other in others if other is not None)]
+def _other_draws(split: Split, budget: Budget) -> list[Split]:
+    """The test data in every draw after the first; data that are drawn once have none."""
+    others = [] if budget.digits else [data.mnist(validation=0, seed=seed).test for seed in DRAWS[1:]]
+    return [other.to(split.device) for other in others if other is not None]
 
 
 def greedy_on_fixed_base(flow: LatentFlow | Mixture, split: Split) -> float:

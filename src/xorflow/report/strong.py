@@ -26,11 +26,11 @@ def make_strong_table(results: Results) -> dict[str, Any]:
 
 
 def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
-    """Likelihoods are of the seed that was best on validation data, `each` those of all seeds."""
+    """Likelihoods are of the first seed, by which the recipe was selected; `each` has those of all seeds."""
     finals = _finals(results, planned)
     if not finals:
         return None
-    chosen = results.selected(planned["id"], _VARIANT) or finals[0]
+    chosen = finals[0]
     found = chosen["evaluation"]
     copied = (
         "nll",

@@ -152,14 +152,12 @@ _MOST_COMPONENTS = 64
 
 def _build_one(options: Options, dataset: Dataset, orders: list[str]) -> LatentFlow:
     transform = {"shift": ModularShift, "affine": ModularAffine}[options.transform](dataset.categories)
+    # all generators before any posterior: whether there are posteriors does not change what the generators begin with
+    nets = [_conditioner(options, dataset, index, order, transform) for index, order in enumerate(orders)]
+    relative = options.posterior in ("linear", "diagonal")
     layers = [
-        Layer(
-            _conditioner(options, dataset, index, order, transform),
-            transform,
-            _posterior(options, dataset, index, order, transform),
-            relative=options.posterior in ("linear", "diagonal"),
-        )
-        for index, order in enumerate(orders)
+        Layer(net, transform, _posterior(options, dataset, index, order, transform), relative=relative)
+        for index, (net, order) in enumerate(zip(nets, orders, strict=True))
     ]
     return LatentFlow(layers, _base(options, dataset))
 
