@@ -134,15 +134,15 @@ def _joint(depth: int, **of_row: Any) -> DepthRow:
     )
 
 
-def _alternating(depth: int, milliseconds: float) -> DepthRow:
-    training = _ordered(
-        depth, order="alternating", estimator="multi-sample:samples=4,sum_last=true", epochs=30
-    )
+def _from_identity(depth: int, milliseconds: float, order: str) -> DepthRow:
+    shared = order == "natural"
+    training = _ordered(depth, order=order, estimator="multi-sample:samples=4,sum_last=true", epochs=30)
+    orderings = "one shared ordering" if shared else "alternating orderings"
     return DepthRow(
-        f"ar-{depth}-alternating",
-        f"depth {depth}: alternating orderings, multi-sample bound, from near the identity",
+        f"ar-{depth}-{order}",
+        f"depth {depth}: {orderings}, multi-sample bound, from near the identity",
         "autoregressive",
-        "alternating",
+        "shared" if shared else "alternating",
         training,
         milliseconds=milliseconds,
     )
@@ -211,14 +211,9 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
         _ordered(2, order="outward", start="code", freeze=1, estimator="marginal:samples=1"),
         milliseconds=0.25,
     ),
-    DepthRow(
-        "ar-2-natural",
-        "depth 2: one shared ordering, multi-sample bound, from near the identity",
-        "autoregressive",
-        "shared",
-        _ordered(2, order="natural", estimator="multi-sample:samples=4,sum_last=true", epochs=30),
-        milliseconds=0.6,
-    ),
+    _from_identity(2, 0.6, "natural"),
+    _from_identity(4, 0.7, "natural"),
+    _from_identity(8, 1.0, "natural"),
     DepthRow(
         "ar-2-onto",
         "depth 2: a layer near the identity put before a trained model, multi-sample bound",
@@ -234,9 +229,9 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
         start="ar-1-half",
         milliseconds=0.6,
     ),
-    _alternating(2, 0.6),
-    _alternating(4, 0.7),
-    _alternating(8, 1.0),
+    _from_identity(2, 0.6, "alternating"),
+    _from_identity(4, 0.7, "alternating"),
+    _from_identity(8, 1.0, "alternating"),
     _entropy(2, 0.35),
     _entropy(4, 0.5),
     _entropy(8, 0.9),

@@ -87,16 +87,17 @@ def _over_seeds(row: Row) -> float:
 
 
 def _one_ordering(rows: Sequence[Row]) -> list[str]:
-    shared = _best([r for r in rows if r["series"] == "shared"])
-    deep = _best(
-        [r for r in rows if r["depth"] == 2 and r["series"] != "shared" and r["effective_depth"] > 1]
-    )
-    if shared is None or deep is None:
-        return []
-    return [
-        f"In one shared ordering, where depth adds no distributions, depth 2 reaches {shared['bound']:.2f} nats "
-        f"(`{shared['id']}`), and {deep['bound']:.2f} in two."
-    ]
+    lines = []
+    for depth in sorted({r["depth"] for r in rows if r["series"] == "shared"}):
+        of_depth = [r for r in rows if r["depth"] == depth]
+        shared = _best([r for r in of_depth if r["series"] == "shared"])
+        deep = _best([r for r in of_depth if r["series"] != "shared" and r["effective_depth"] > 1])
+        if shared is not None and deep is not None:
+            lines.append(
+                f"In one shared ordering, where depth adds no distributions, depth {depth} reaches {shared['bound']:.2f} nats "
+                f"(`{shared['id']}`), and {deep['bound']:.2f} in several."
+            )
+    return lines
 
 
 def _deterministic(rows: Sequence[Row]) -> list[str]:
