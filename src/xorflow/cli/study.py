@@ -82,7 +82,7 @@ def study(
         typer.Option("--training", help="Train depth 1 and 2 with every estimator instead, and compare."),
     ] = False,
     budget: Annotated[
-        str, typer.Option(help=f"{_BUDGET_NAMES}: seconds, ten minutes on two cores, as long on a GPU.")
+        str, typer.Option(help=f"{_BUDGET_NAMES}: minutes on two cores, longer, or the work of a GPU.")
     ] = "full",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     jobs: Annotated[int, typer.Option(help="How many runs at once, with --training.")] = 1,
