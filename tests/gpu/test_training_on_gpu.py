@@ -100,3 +100,22 @@ def test_runs_at_once_are_the_runs_alone(tmp_path: Path) -> None:
                 pair = (load_tensors(folder / f"{name}-{seed}", "weights") for name in ("together", "alone"))
                 found, expected = pair
                 assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_different_runs_at_once_are_the_runs_alone(tmp_path: Path) -> None:
+    """Bit for bit, while others begin and end beside them: no two share memory, that of matrix products included."""
+    kinds = ({}, {"layers": 2, "order": "alternating"}, {"estimator": "reinmax"}, {"estimator": "rebar"})
+    options = [
+        Options().replace(**(SMALL | {"base": "fixed", "hidden": [width], "epochs": 4} | kind))
+        for kind in kinds
+        for width in (256, 512, 1024)
+    ]
+    jobs = [Job(chosen, tmp_path / f"together-{index}") for index, chosen in enumerate(options)]
+    outcomes = run_jobs(jobs, 4)
+    assert [outcome.error for outcome in outcomes] == [None] * len(jobs)
+    for index, chosen in enumerate(options):
+        train_run(chosen, tmp_path / f"alone-{index}")
+        found, expected = (
+            load_tensors(tmp_path / f"{name}-{index}", "weights") for name in ("together", "alone")
+        )
+        assert all(torch.equal(found[name], expected[name]) for name in expected), chosen

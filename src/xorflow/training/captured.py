@@ -105,9 +105,12 @@ class CapturedEngine:
         graph = torch.cuda.CUDAGraph()
         for generator in self._work.generators:
             graph.register_generator_state(generator)
-        with torch.cuda.graph(
-            graph, capture_error_mode="thread_local"
-        ):  # other threads' runs go on meanwhile
+        # A stream of this thread. PyTorch's own for captures is one for all, and with it the workspace of the products in all
+        # backward passes, which one thread makes: graphs of several runs would write to it at once, and the first one to be
+        # destroyed takes it away from the others (pytorch/pytorch#193402).
+        stream = stream_of_thread(self._work.device, "main")
+        # other threads' runs go on meanwhile
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self._steps(steps)
         return graph
 

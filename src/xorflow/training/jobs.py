@@ -25,7 +25,7 @@ from xorflow.data import Dataset
 from xorflow.errors import ConfigError, UserError
 from xorflow.training.build import build_data
 from xorflow.training.checkpoint import saved_step
-from xorflow.training.devices import out_of_memory_as_error, own_stream, resolve_device
+from xorflow.training.devices import MOST_THREADS, out_of_memory_as_error, own_stream, resolve_device
 from xorflow.training.ensemble import PRECISIONS, Apart
 from xorflow.training.lockstep import train_together
 from xorflow.training.loop import Interrupted, Trainer
@@ -107,7 +107,7 @@ def run_jobs(
         raise ConfigError(f"--jobs is at least 1; got {workers}")
     crew = _Crew(jobs, workers, observer, finish)
     crew.check()
-    pool = ThreadPoolExecutor(crew.workers)
+    pool = ThreadPoolExecutor(crew.threads())
     try:
         with _sigterm_as_ctrl_c():
             futures = [pool.submit(crew.run, group) for group in crew.groups()]
@@ -193,6 +193,11 @@ class _Crew:
                 open_groups[kind] = group
             group.append(job)
         return found
+
+    def threads(self) -> int:
+        """How many groups at once; what waits in a process of its own needs no stream."""
+        streams = any(resolve_device(job.options.device).type == "cuda" for job in self._jobs)
+        return min(self.workers, MOST_THREADS) if streams else self.workers
 
     def _kind(self, job: Job) -> object:
         """What runs must have in common to be trained as one; None for a run that is not."""
@@ -289,7 +294,7 @@ class _Crew:
             with own_stream(device):
                 return self._outcome(job, make)
 
-        with ThreadPoolExecutor(len(group)) as pool:
+        with ThreadPoolExecutor(min(len(group), MOST_THREADS)) as pool:
             return list(pool.map(one, group))
 
     def _trainer(self, job: Job, device: torch.device) -> Trainer:
