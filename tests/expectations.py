@@ -16,6 +16,9 @@ from xorflow.flows import Trace
 EXACT = 1e-10
 """How far an unbiased estimator's expectation may be from the gradient."""
 
+BIASED = 1e-3
+"""How far a biased estimator's expectation is from the gradient, at the least."""
+
 
 def trainable(flow: LatentFlow) -> list[Tensor]:
     """Everything that learns: generators, posteriors, and a learned base."""

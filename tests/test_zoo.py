@@ -16,6 +16,7 @@ def test_the_zoo_covers_what_it_promises():
     assert {1, 2, 3, 8} <= {flow.depth for flow in flows}
     for trait in ("is_chain", "has_posterior", "last_layer_summable", "shares_one_order"):
         assert {getattr(flow, trait) for flow in flows} == {True, False}
+    assert zoo.DRAWS.keys() <= zoo.MEMBERS.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,12 +1,16 @@
-"""What every estimator shares: a new one is one method."""
+"""What every estimator shares: a new one is one method, and each says what it is."""
+
+import inspect
+import re
 
 import pytest
 import torch
 
 import zoo
 from enumeration import all_states
+from xorflow import estimators
 from xorflow.data import Batch
-from xorflow.estimators import Estimator, Loss
+from xorflow.estimators import Baseline, Estimator, Loss, Standardiser
 
 
 class Reward(Estimator):
@@ -57,3 +61,22 @@ def test_what_an_estimator_need_not_say():
     loss = estimator(flow, all_states((2, 2)))
     assert loss.control is None
     assert loss.stats == {}
+
+
+EXPLAINED = [
+    name
+    for name in estimators.__all__
+    if issubclass(getattr(estimators, name), (Estimator, Baseline, Standardiser)) and name != "Estimator"
+]
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_docstring_says_identity_bias_cost_and_reference_and_has_an_example(name):
+    text = inspect.getdoc(getattr(estimators, name))
+    assert ".. math::" in text
+    assert re.search(r"\b(un)?biased\b", text, flags=re.IGNORECASE)
+    cost = re.search(r"^Cost: (.*?)\n\n", text, flags=re.MULTILINE | re.DOTALL)
+    assert cost is not None
+    assert "pass" in cost[1]
+    assert re.search(r"[A-Z]\w+ (et al\. )?\(\d{4}\)", cost[1].replace("\n", " "))  # an author and a year
+    assert re.search(r"^>>> ", text, flags=re.MULTILINE)

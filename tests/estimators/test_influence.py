@@ -21,6 +21,7 @@ GENERIC = [  # networks wide enough to use all that they may see, and no feature
     ("D3 depth 2 one order", "p"),
     ("D4 depth 2 random", "p"),
     ("D2 depth 3", "p"),
+    ("D2 depth 3 one order", "p"),
     ("D3 depth 3", "p"),
     ("D3 depth 2 own", "p"),
     ("D3 depth 2 own first", "p"),

@@ -20,6 +20,7 @@ FLOWS = {
         partial(zoo.made, 2, sees={"x": "before"}), partial(zoo.made, 2, sees={"previous": "up to"})
     ),
     "depth 3": lambda: zoo.make("D2 depth 3"),
+    "depth 3, one order": lambda: zoo.make("D2 depth 3 one order"),
     "coupling": lambda: zoo.make("made and coupling"),
     "three categories": lambda: zoo.make("K3 depth 2"),
     "mixed categories": lambda: local(

@@ -15,7 +15,7 @@ from xorflow.flows import BinaryNodes
 
 CLOSED = zoo.names(zoo.closed_form)
 DEEP = ["D3 depth 2 reversed", "D3 depth 2 learned base", "D2 depth 3", "K3 depth 2", "chain summable",
-        "D3 depth 2 own first", "D2 depth 2 context", "coupling K3 twice",
+        "D3 depth 2 own first", "D2 depth 2 context", "coupling K3 twice", "D2 depth 3 one order",
         "chain sees all that it may"]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import torch
 import zoo
 from enumeration import all_choices, all_states, enumerated, gradient
 from expectations import (
+    BIASED,
     EXACT,
     bound,
     bound_gradient,
@@ -38,9 +39,6 @@ def one_order(flow: LatentFlow) -> bool:
     return flow.shares_one_order
 
 
-BIASED = 1e-5
-"""The least gap of a biased expectation on any member (an unbiased one is within 1e-14); most are above 1e-3."""
-
 SINGLE = zoo.names(few(1))
 PAIRED = zoo.names(few(2))
 ORDERED = zoo.names(lambda flow: few(1)(flow) and one_order(flow))
@@ -53,7 +51,7 @@ def test_the_members_cover_both_variants_to_depth_three():
     for names in (SINGLE, LATER):
         flows = [zoo.make(name) for name in names]
         found = {(flow.depth, flow.is_chain) for flow in flows}
-        assert found >= {(1, False), (2, True), (2, False), (3, True)}
+        assert found >= {(1, False), (2, True), (2, False), (3, True), (3, False)}
         assert any(flow.layers[0].autoregressive_in_u for flow in flows)
     assert {zoo.make(name).depth for name in MIXED} >= {2, 3}
 
@@ -153,7 +151,7 @@ def test_and_would_be_biased_there(name, monkeypatch):
     """Why they are refused: later in the first layer's ordering is not later in the others'."""
     monkeypatch.setattr(SpecialCase, "check", lambda *_: None)
     found = expected_gradient(plain(rewards="two-term"), zoo.make(name))
-    assert gap(found, bound_gradient(name)) > 1e-3
+    assert gap(found, bound_gradient(name)) > BIASED
 
 
 @pytest.mark.parametrize("name", [name for name in PAIRED if name in ORDERED])
@@ -163,7 +161,9 @@ def test_a_sample_for_each_term_is_unbiased(name):
 
 
 @pytest.mark.parametrize("baseline", ["greedy", "running-mean"])
-@pytest.mark.parametrize("name", ["D4 own", "chain posterior", "chain context", "D1 depth 2"])
+@pytest.mark.parametrize(
+    "name", ["D4 own", "chain posterior", "chain context", "D1 depth 2", "D2 depth 3 one order"]
+)
 def test_a_sample_for_each_term_with_baseline_and_entropy(name, baseline):
     estimator = SpecialCase(rewards="two-term", two_samples=True, baseline=baseline, entropy=0.7)
     assert gap(expected_gradient(estimator, zoo.make(name)), bound_gradient(name, 0.7)) < EXACT
@@ -187,6 +187,12 @@ def test_with_the_last_layer_summed_out_it_is_unbiased(name, rewards):
     flow, estimator = zoo.make(name), SpecialCase(rewards, "greedy", entropy=0.7, sum_last=True)
     assert gap(expected_gradient(estimator, flow), bound_gradient(name, 0.7)) < EXACT
     assert (estimator.noise_shape(flow) is None) == (flow.depth == 1)
+
+
+@pytest.mark.parametrize("name", [name for name in SUMMED if name in ORDERED])
+def test_two_terms_with_the_last_layer_summed_out_are_unbiased(name):
+    estimator = plain(rewards="two-term", sum_last=True)
+    assert gap(expected_gradient(estimator, zoo.make(name)), bound_gradient(name)) < EXACT
 
 
 @pytest.mark.parametrize("baseline", ["none", "running-mean", "sampled", "greedy"])
@@ -215,13 +221,6 @@ def test_other_constants_of_the_second_term_are_biased(name, options):
     flow = zoo.make(name)
     found = expected_gradient(plain(rewards="two-term", **options), flow)
     assert gap(found, bound_gradient(name)) > BIASED
-
-
-@pytest.mark.parametrize("options", [{"second": 0.5}, {"discount": 0.8}])
-@pytest.mark.parametrize("name", ["D4 own", "D3 depth 2 one order", "chain D3 depth 2", "chain posterior"])
-def test_other_constants_are_far_off(name, options):
-    found = expected_gradient(plain(rewards="two-term", **options), zoo.make(name))
-    assert gap(found, bound_gradient(name)) > 1e-3
 
 
 @pytest.mark.parametrize("options", [{"second": 0.5}, {"discount": 0.8}])
@@ -275,7 +274,7 @@ def test_the_appendix_as_printed_is_biased(name):
         total = total + share * (weight * (log_p * counts).sum((-1, -2))).sum()
     found = expected_gradient(plain(rewards="appendix"), flow, parameters=networks(flow))
     torch.testing.assert_close(found, gradient(total, networks(flow)), rtol=0, atol=EXACT)
-    assert gap(found, gradient(bound(flow), networks(flow))) > 1e-3
+    assert gap(found, gradient(bound(flow), networks(flow))) > BIASED
 
 
 @pytest.mark.parametrize("name", ["D1", "K3 D1", "D1 depth 2"])

@@ -118,9 +118,11 @@ def test_the_last_layer_is_exact_given_the_greedy_choices_before(name):
     torch.testing.assert_close(straight_through(flow, x, parameters), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["D3 depth 2 reversed", "D4 depth 2 random", "K3 depth 2"])
+@pytest.mark.parametrize(
+    "name", ["D3 depth 2 reversed", "D4 depth 2 random", "K3 depth 2", "D2 depth 3 one order"]
+)
 def test_earlier_layers_are_biased(name):
-    """The negative control: at depth 2 the first layer's gradient is not that of the bound."""
+    """The negative control: at depth 2 and 3 the first layer's gradient is not that of the bound."""
     flow = zoo.make(name)
     everything = joint(flow)
     chosen = (everything.x[:, None] == rows(flow)[None]).all(-1).any(1)

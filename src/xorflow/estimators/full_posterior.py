@@ -54,7 +54,19 @@ class FullPosterior(Estimator):
     and 2, biased beyond. `gamma` scales those of later layers: unbiased only at 1. `rewards=impatient` pairs r_d with the
     d-th score in every layer, as the paper does: biased in all layers but the last.
 
-    Cost: 2 L passes; more with a critic. Hesselink and Aziz (2020), section 5, appendices A and B.
+    What weighs the scores, the rewards and each layer's divergence by feature, can be divided by its deviation in past batches,
+    `standardise`:
+
+    * `one`: by one number, and with it all that needs no score. The gradient of the ELBO in base, generator and posterior is
+      divided by that number: unbiased in its direction, rescaled in its length.
+    * `feature`: each of these terms by its own, as the paper does. Biased for the posterior: at depth 1 with `kl=analytic` it
+      gets the gradient of :math:`\sum_d E_q[r_d] / \sigma_d - \mathrm{KL}(q \| p)`, another bargain between the two; with more
+      layers, a divergence in closed form counts divided for the layers before its own and undivided for its own. What needs no
+      score is not divided, so the gradients of base and generator stay unbiased, unless a relative posterior shares the
+      generator's logits.
+
+    Cost: 2 L passes, one of generator and posterior in each layer; a critic doubles them. Hesselink and Aziz (2020), section 5,
+    appendices A and B.
 
     Args:
         kl: how the divergence enters.
@@ -62,14 +74,14 @@ class FullPosterior(Estimator):
         local: the paper's two-layer divergence.
         gamma: the constant of later layers' divergences.
         baseline: `none`, `running-mean`, `sampled`, `greedy`, or a `Baseline`; for rewards and for each layer's divergence.
-        standardise: `none`, `one` or `feature`; biased as in `SpecialCase`.
+        standardise: `none`; `one`, which rescales the gradient; or `feature`, biased. See `Standardiser`.
         decay: of moving estimates.
         floor: the least deviation to divide by.
-        sum_last: take the expectation over the last layer's choices instead of drawing them: less variance, unbiased too,
-            and at
-            depth 1 the exact gradient.
+        sum_last: take the expectation over the last layer's choices instead of drawing them: less variance, unbiased too, and
+            at depth 1 the exact gradient.
 
     >>> import torch, xorflow as xf
+    >>> _ = torch.manual_seed(0)
     >>> layer = xf.Layer(xf.MADE(4, hidden=(8,)), posterior=xf.MLP(4, hidden=(8,)))
     >>> flow = xf.LatentFlow([layer], xf.FactorisedBase(4))
     >>> loss = FullPosterior()(flow, torch.tensor([[0, 1, 1, 0]]))

@@ -24,8 +24,8 @@ class ProposalPrefix(Estimator):
     with v drawn from :math:`\rho` and each u_d from p given the prefix of v. Here :math:`\rho` mixes the generator's
     conditionals with uniform ones, and carries no gradient.
 
-    Unbiased for every mixture; with `mix=0`, :math:`\rho = p`, all weights are 1 and the two terms are those of `SpecialCase`.
-    The weights are products of up to D ratios, so with `mix > 0` their variance grows with D.
+    Unbiased for the gradient of L with every mixture; with `mix=0`, :math:`\rho = p`, all weights are 1 and the two terms are
+    those of `SpecialCase`. The weights are products of up to D ratios, so with `mix > 0` their variance grows with D.
 
     Cost: 1 pass if the layer does not see its own u; otherwise as many as drawing v takes, and one more.
     Hesselink and Aziz (2020), appendix C.
@@ -34,6 +34,7 @@ class ProposalPrefix(Estimator):
         mix: the share of the uniform distribution in :math:`\rho`, from 0 to 1.
 
     >>> import torch, xorflow as xf
+    >>> _ = torch.manual_seed(0)
     >>> sees = {"state": "before", "own": "before"}
     >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,), sees=sees))], xf.FactorisedBase(4))
     >>> ProposalPrefix(mix=0.1)(flow, torch.tensor([[0, 1, 1, 0]])).surrogate.backward()

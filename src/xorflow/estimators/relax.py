@@ -25,7 +25,7 @@ class Relax(RelaxedControl):
     loss, the mean square of the estimate. Only for binary choices that are independent within a layer. A learned base gets
     the gradient of the rewards.
 
-    Cost: as `Rebar`. Grathwohl et al. (2018).
+    Cost: the passes of `Rebar`, and h at z and :math:`\tilde z`. Grathwohl et al. (2018).
 
     Args:
         hidden: the width of h.

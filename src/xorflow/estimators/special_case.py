@@ -72,6 +72,7 @@ class SpecialCase(Estimator):
         sum_last: take the expectation over the last layer's choices instead of drawing them: less variance, unbiased too.
 
     >>> import torch, xorflow as xf
+    >>> _ = torch.manual_seed(0)
     >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
     >>> loss = SpecialCase(baseline="greedy")(flow, torch.tensor([[0, 1, 1, 0]]))
     >>> loss.surrogate.backward()

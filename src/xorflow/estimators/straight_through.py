@@ -14,7 +14,7 @@ from xorflow.flows import LatentFlow, Point
 
 
 class StraightThrough(Estimator):
-    r"""Train the greedy flow, the threshold replaced by the identity in the backward pass (Bengio et al., 2013).
+    r"""Train the greedy flow, the threshold replaced by the identity in the backward pass.
 
     .. math:: u = o + \mathrm{sg}[h(o) - o], \qquad
               S = \log p_Y\big(x \ominus u^{(1)} \ominus \dots \ominus u^{(L)}\big)
@@ -29,7 +29,7 @@ class StraightThrough(Estimator):
     With `entropy` w the objective gains :math:`w \sum_l H(u^{(l)})`, the entropy of the probabilities o along the greedy
     pass: at depth 1 exactly the gradient of :math:`L + w H`, which keeps o from saturating; then it is no bound.
 
-    Cost: L network passes.
+    Cost: L passes. Bengio, Léonard and Courville (2013); for discrete flows Tran et al. (2019).
 
     Args:
         entropy: the weight w of the entropy bonus.
@@ -37,6 +37,7 @@ class StraightThrough(Estimator):
         earlier: the factor of w in the layers before the last.
 
     >>> import torch, xorflow as xf
+    >>> _ = torch.manual_seed(0)
     >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
     >>> loss = StraightThrough()(flow, torch.tensor([[0, 1, 1, 0]]))
     >>> loss.surrogate.backward()
