@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from models import bare_steps, mnist_intensities, mnist_test, mnist_trainer, new
 from references import (
     plain_bound,
     plain_training_step,
+    sample_by,
     sequential_sample,
     zuko_flow,
     zuko_sampler,
@@ -25,13 +26,15 @@ from xorflow import evaluate
 from xorflow.conditioners import MaskedLinear, Source
 from xorflow.flows import SampleNoise
 from xorflow.training import Job, Options, run_jobs, train_run
-from xorflow.training.engine import choose_engine
+from xorflow.training.engine import Work, choose_engine
 from xorflow.training.lockstep import Lockstep
 
 Measure = Callable[[xf.LatentFlow, torch.device], list[Figure]]
 
 PLAIN = "plain eager PyTorch loop"
 D_PASSES = "D-pass sampler"
+ALL_PASSES = "passes of all features until nothing changes"
+BLOCKS = "blocks of features"
 ZUKO = "zuko's MAF of the same size"
 LIMIT = "hardware's limit"
 
@@ -75,14 +78,14 @@ def training_step_cpu(flow: xf.LatentFlow, device: torch.device) -> list[Figure]
         engine, _ = choose_engine(trainer.machinery, 0)
         engine.begin_epoch(torch.randperm(len(trainer.dataset.train)), 0)
         grey = trainer.dataset.train.values
-        actions = {
+        actions: dict[str, Callable[[], object]] = {
             "ours": lambda e=engine: e.advance(0, 0, 1),
             "plain": plain_training_step(xf.MADE(784, hidden=(1024,)), grey, batch),
         }
         theirs = zuko_flow(784, 1024, device) if batch == 128 else None
         if theirs is not None:
             actions["zuko"] = zuko_training_step(theirs, grey, batch)
-        times = alternate(actions, device, rounds=60, warm_up=5)
+        times = _step_times(actions, device, count=10)
         name = f"training-step-cpu-{batch}"
         found.append(faster_than(name, times["ours"], PLAIN, times["plain"], at_least=1.3))
         if batch == 128:
@@ -90,7 +93,36 @@ def training_step_cpu(flow: xf.LatentFlow, device: torch.device) -> list[Figure]
         if theirs is not None:
             note = "a continuous flow on dequantised grey values"
             found.append(faster_than(f"{name}-zuko", times["ours"], ZUKO, times["zuko"], note=note))
-    return found
+    return [*found, _small_step_cpu(device)]
+
+
+def _small_step_cpu(device: torch.device) -> Figure:
+    """A network so small that there is nothing to gain: what the trainer itself costs."""
+    trainer = mnist_trainer(device, batch_size=32, epochs=1, hidden=[64])
+    engine, _ = choose_engine(trainer.machinery, 0)
+    engine.begin_epoch(torch.randperm(len(trainer.dataset.train)), 0)
+    plain = plain_training_step(xf.MADE(784, hidden=(64,)), trainer.dataset.train.values, 32)
+    actions = {"ours": lambda: engine.advance(0, 0, 1), "plain": plain}
+    times = _step_times(actions, device, count=50)
+    return faster_than(
+        "training-step-cpu-small", times["ours"], PLAIN, times["plain"], note="64 units, batch 32"
+    )
+
+
+def _step_times(
+    steps: Mapping[str, Callable[[], object]], device: torch.device, count: int
+) -> dict[str, float]:
+    """Seconds of a step, `count` of one kind after the other as in training, so that each finds its weights in the caches."""
+
+    def several(step: Callable[[], object]) -> Callable[[], None]:
+        def act() -> None:
+            for _ in range(count):
+                step()
+
+        return act
+
+    times = alternate({name: several(step) for name, step in steps.items()}, device, rounds=15)
+    return {name: spent / count for name, spent in times.items()}
 
 
 def training_step_gpu(flow: xf.LatentFlow, device: torch.device) -> list[Figure]:
@@ -201,23 +233,27 @@ def eight_runs(flow: xf.LatentFlow, device: torch.device) -> list[Figure]:
     note = "100 epochs each, from nothing to result.json"
     return [
         faster_than("eight-runs", together, "one after the other", apart, at_least=3, unit="s", note=note),
-        _eight_steps(device),
+        *_stacked_steps(device),
     ]
 
 
-def _eight_steps(device: torch.device) -> Figure:
-    """What is left of the eight runs without loading, validation and files: captured steps alone."""
+def _stacked_steps(device: torch.device) -> list[Figure]:
+    """What is left of several runs without loading, validation and files: captured steps alone."""
     options = {"batch_size": 256, "epochs": 40}
-    works = {
-        "one": mnist_trainer(device, **options).machinery,
-        "eight": stacked_trainers(device, 8, **options),
+    counts = {"eight": 8, "sixteen": 16}
+    works: dict[str, Work] = {
+        name: stacked_trainers(device, count, **options) for name, count in counts.items()
     }
-
+    works["one"] = mnist_trainer(device, **options).machinery
     times = alternate({name: bare_steps(work) for name, work in works.items()}, device, rounds=9)
-    steps = 50_000 // 256
-    ours, alone = times["eight"] / steps / 8, times["one"] / steps
-    note = "a run's share of a captured step of eight runs; no target of its own"
-    return faster_than("eight-runs-step", ours, "a captured step of one run", alone, note=note)
+    alone, steps = times["one"], 50_000 // 256
+    return [
+        faster_than(
+            f"{name}-runs-step", times[name] / steps / count, "a captured step of one run", alone / steps,
+            note=f"a run's share of a captured step of {name} runs; no target of its own",
+        )
+        for name, count in counts.items()
+    ]  # fmt: skip
 
 
 # ---- sampling ----
@@ -231,6 +267,23 @@ def _sampling(flow: xf.LatentFlow, device: torch.device, batch: int, rounds: int
     different = int((flow.sample_with(noise) != sequential_sample(flow, noise)).sum())
     note = f"trained weights; {different} of {batch * flow.features:,} pixels differ from the reference's"
     return times["ours"], times["theirs"], note
+
+
+def _against_other_ways(flow: xf.LatentFlow, device: torch.device, batches: tuple[int, ...]) -> list[Figure]:
+    """The way that sampling takes by itself against those that it leaves aside, on the same noise."""
+    found = []
+    for batch in batches:
+        noise = SampleNoise.draw(flow, torch.Size([batch]), torch.Generator(device).manual_seed(0))
+        ways = {"passes": ALL_PASSES} | ({"blocks": BLOCKS} if device.type == "cuda" else {})
+        actions = {way: functools.partial(sample_by, way, flow, noise) for way in ways}
+        actions["ours"] = functools.partial(flow.sample_with, noise)
+        times = alternate(actions, device, rounds=9, warm_up=2)
+        chosen = flow.sample_with(noise)
+        for way, words in ways.items():
+            different = int((chosen != sample_by(way, flow, noise)).sum())
+            name, note = f"sampling-{device.type}-{batch}-{way}", f"{different} pixels differ"
+            found.append(faster_than(name, times["ours"], words, times[way], at_least=1, note=note))
+    return found
 
 
 def _against_zuko(id: str, ours: float, batch: int, device: torch.device) -> list[Figure]:
@@ -248,6 +301,7 @@ def sampling_cpu(flow: xf.LatentFlow, device: torch.device) -> list[Figure]:
     return [
         faster_than("sampling-cpu-64", ours, D_PASSES, theirs, at_least=50, note=note),
         faster_than("sampling-cpu-100", more, D_PASSES, theirs_more, at_least=10, note=note_more),
+        *_against_other_ways(flow, device, (1, 64, 1024)),
         *_against_zuko("sampling-cpu-64-zuko", ours, 64, device),
     ]
 
@@ -259,6 +313,7 @@ def sampling_gpu(flow: xf.LatentFlow, device: torch.device) -> list[Figure]:
     return [
         faster_than("sampling-gpu-1024", ours, D_PASSES, theirs, at_least=40, note=note),
         within("sampling-gpu-10000", many, D_PASSES, theirs_many, at_most=0.1, note=note_many),
+        *_against_other_ways(flow, device, (1, 64, 1024)),
         *_against_zuko("sampling-gpu-1024-zuko", ours, 1024, device),
     ]
 

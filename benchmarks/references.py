@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +76,20 @@ def plain_bound(flow: xf.LatentFlow, x: Tensor, draws: int, batch_size: int = 10
             weights.append((state * logsigmoid(base) + (1 - state) * logsigmoid(-base)).double().sum(-1))
         found.append(torch.logsumexp(torch.stack(weights), 0) - math.log(draws))
     return torch.cat(found)
+
+
+def sample_by(way: str, flow: xf.LatentFlow, noise: SampleNoise) -> Tensor:
+    """Our own sampler, kept to one way: `blocks` without a kernel for all features, or `passes` of the whole network."""
+    incremental = xf.MADE.incremental
+
+    def hindered(made: xf.MADE, *given: Any) -> Any:
+        walk = None if way == "passes" else incremental(made, *given)
+        if walk is not None:
+            walk.at_once = lambda *_: None
+        return walk
+
+    with mock.patch.object(xf.MADE, "incremental", hindered):
+        return flow.sample_with(noise)
 
 
 def sequential_sample(flow: xf.LatentFlow, noise: SampleNoise) -> Tensor:

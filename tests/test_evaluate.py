@@ -26,7 +26,7 @@ from xorflow import (
 from xorflow._math import philox_uniforms
 from xorflow.conditioners import Conditioner, Source
 from xorflow.data import Split
-from xorflow.evaluate import _IMPORTANCE_STREAM, _log_weights
+from xorflow.evaluate import _IMPORTANCE_STREAM, _log_weights, bytes_of_a_draw
 
 SMALL = ["D2", "K3 posterior", "D3 posterior", "D2 depth 3", "D3 depth 2 posterior", "chain posterior",
          "coupling D2", "K 3, 1, 2 own", "D2 depth 2 context", "affine K3 posterior"]  # fmt: skip
@@ -139,14 +139,29 @@ def test_samples_are_those_of_the_stated_noise(name, sum_last):
     with torch.no_grad():
         weights = _log_weights(flow, flow.encode(x), context, noise, stop, "p")
     expected = torch.logsumexp(weights, 0) - math.log(samples)
-    per_sample = 8 * stop * flow.features
-    for memory in (1, per_sample, 3 * per_sample, 5 * len(x) * per_sample, 2**28):
+    of_one = bytes_of_a_draw(flow, stop)
+    for memory in (1, of_one, 3 * of_one, 5 * len(x) * of_one, 2**28):
         found = evaluate.importance(
             flow, x, context, samples=samples, seed=seed, sum_last=sum_last, memory=memory
         )
         close(found.values, expected)
         w = (weights - weights.amax(0)).exp()
         close(found.effective_samples, w.sum(0) ** 2 / (w**2).sum(0), atol=1e-9)
+
+
+def test_no_more_is_drawn_at_a_time_than_memory_allows(monkeypatch):
+    flow, drawn = zoo.make("D3 depth 2 posterior"), []
+    noise = evaluate._noise
+    monkeypatch.setattr(
+        evaluate, "_noise", lambda *given: drawn.append(noise(*given).shape[:2]) or noise(*given)
+    )
+    of_one = bytes_of_a_draw(flow, 2)
+    assert of_one > 8 * 2 * 3  # noise alone
+    for most in (1, 5, 20, 10**6):
+        drawn.clear()
+        evaluate.importance(flow, all_states((2,) * 3), samples=23, sum_last=False, memory=most * of_one)
+        assert sum(draws * rows for draws, rows in drawn) == 23 * 8
+        assert max(draws * rows for draws, rows in drawn) <= most
 
 
 @pytest.mark.parametrize("proposal", ["p", "q"])

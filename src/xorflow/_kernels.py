@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xorflow._autograd import Function
+
 
 @functools.cache
 def available() -> bool:
@@ -40,7 +42,7 @@ def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
     return total
 
 
-class _MarginalTotal(torch.autograd.Function):
+class _MarginalTotal(Function):
     @staticmethod
     def forward(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         from xorflow import _triton

@@ -98,6 +98,10 @@ def test_labels_are_of_mnist_only(xorflow: Command, tmp_path: Path) -> None:
         ("sample RUN --out x.png", "got 'x.png'"),
         ("sample RUN --device cuda:63", "is not there"),
         ("evaluate RUN --samples 0", "--samples is at least 1; got 0"),
+        (
+            "evaluate RUN --memory lots",
+            "--memory is a number of bytes, such as 500MB or 2GB; got 'lots'",
+        ),
         ("evaluate RUN --device nonsense", "got 'nonsense'"),
         ("evaluate", "Missing argument 'RUN'"),
         ("score RUN", "Missing option '--data'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +53,12 @@ RunArgument = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        help="About what importance samples may take at a time, such as 500MB or 2GB.", show_default=False
+    ),
+]
 Reading = Annotated[str, typer.Option(help="latent, or deterministic (the most probable bijection).")]
 
 
@@ -60,15 +67,17 @@ def evaluate(
     samples: Annotated[
         int, typer.Option(help="Importance samples, where there is no exact likelihood.")
     ] = 64,
+    memory: Memory = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """The likelihoods of a run on its test and validation data, each with what it is."""
     _check_samples(samples)
+    most = parse_bytes(memory)
     opened = training.open_run(run, device=device)
     dataset = opened.data().to(opened.flow.device)
-    with out_of_memory_as_error("use --device cpu"):
-        found = training.report(opened.flow, dataset, samples, ("test", "validation"))
+    with out_of_memory_as_error("lower --memory, or use --device cpu"):
+        found = training.report(opened.flow, dataset, samples, ("test", "validation"), memory=most)
     if as_json:
         typer.echo(json.dumps(found | {"data": dataset.describe()}, indent=2))
         return
@@ -136,11 +145,13 @@ def score(
     samples: Annotated[
         int, typer.Option(help="Importance samples, where there is no exact likelihood.")
     ] = 64,
+    memory: Memory = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """log p of every row of a file, in nats."""
     _check_samples(samples)
+    most = parse_bytes(memory)
     if out is not None:
         _check_suffix(out, (".csv", ".npy"))
     opened = training.open_run(run, device=device)
@@ -150,9 +161,9 @@ def score(
         )
     flow = _reading(opened, reading)
     x = load_rows(data, categories=opened.flow.states.sizes, codec=opened.codec, shape=opened.shape)
-    with out_of_memory_as_error("score fewer rows at a time"):
+    with out_of_memory_as_error("lower --memory, or score fewer rows at a time"):
         if isinstance(flow, LatentFlow) and not flow.has_closed_form:
-            found = likelihoods.importance(flow, x, samples=samples)
+            found = likelihoods.importance(flow, x, samples=samples, memory=most)
         else:
             found = likelihoods.exact(flow, x)
     values = found.values.cpu()
@@ -231,6 +242,24 @@ def _write_scores(path: Path, values: Tensor) -> None:
 def _check_suffix(path: Path, allowed: tuple[str, ...]) -> None:
     if path.suffix.lower() not in allowed:
         raise ConfigError(f"--out is a {' or '.join(allowed)} file for this run; got {path.name!r}")
+
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def parse_bytes(text: str | None) -> int | None:
+    """A number of bytes, as a person writes it.
+
+    >>> parse_bytes("1.5 GB"), parse_bytes("500MB"), parse_bytes(None)
+    (1500000000, 500000000, None)
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.strip().upper())
+    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if size < 1:
+        raise ConfigError(f"--memory is a number of bytes, such as 500MB or 2GB; got {text!r}")
+    return size
 
 
 def _check_samples(samples: int) -> None:

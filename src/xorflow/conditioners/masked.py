@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from xorflow import _kernels
+from xorflow._autograd import Function
 
 _BLOCKS = 8
 """Into how many bands the rows of a staircase are cut; n bands leave (n + 1) / 2n of the products."""
@@ -20,7 +21,7 @@ _WORTH_CUTTING = 2**18
 """Weights with fewer entries are multiplied whole: below this the bands' overhead eats what they save."""
 
 
-class _MaskGradient(torch.autograd.Function):
+class _MaskGradient(Function):
     """The identity forward; backward, the gradient times a mask."""
 
     generate_vmap_rule = True
@@ -72,7 +73,7 @@ def _cut(lengths: Tensor | None, blocks: int = _BLOCKS) -> tuple[Band, ...] | No
     )
 
 
-class _MaskedProduct(torch.autograd.Function):
+class _MaskedProduct(Function):
     """x W' + b where W is zero outside of a mask: band by band, if there are bands, only the columns that a band sees.
 
     Rectified if that is asked for, which costs nothing where a kernel does both. Under `torch.vmap` over weights it is one

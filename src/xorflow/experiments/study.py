@@ -111,7 +111,7 @@ class Study:
             "batch": self._rows,
             "warm_up": self._effort.warm_up,
             "seed": self._request.seed,
-            "device": device_name(self._device),
+            "device": None if all(s.pinned for s in self._subjects) else device_name(self._device),
         }
 
     # ---- what is asked for ----
@@ -240,7 +240,8 @@ class Study:
             "weights": fingerprint(flow),
             "batch_sha256": _digest(batch),
         }
-        return Bench(flow.to(self._device), batch, others, self._effort), described
+        described["device"] = device_name(torch.device(subject.device))
+        return Bench(flow.to(subject.device), batch, others, self._effort), described
 
     def _measure(self, piece: Piece, bench: Bench, described: dict[str, Any]) -> None:
         with out_of_memory_as_error("lower --batch"):

@@ -100,6 +100,8 @@ class Subject:
         blank: the model with any weights, without training anything.
         at: the model at a point; trains it, if need be.
         dataset: its data.
+        device: where it is trained and studied.
+        pinned: whether that is so whatever device is asked for.
     """
 
     name: str
@@ -111,6 +113,8 @@ class Subject:
     blank: Callable[[], LatentFlow]
     at: Callable[[str, Observer | None], LatentFlow]
     dataset: Callable[[], Dataset]
+    device: str
+    pinned: bool = False
 
 
 # ---- models of our own ----
@@ -118,10 +122,14 @@ class Subject:
 _PIXELS = ((10, 14), (14, 12), (14, 16), (18, 14))
 """Of an image, around its middle: the features of the small models."""
 _PIXEL_ROWS = 2000
+_SMALL = ("small-2", "small-3")
 
 
 def own_models(budget: StudyBudget, work: Path, device: str) -> tuple[Subject, ...]:
-    """The models of the study, to be trained into a folder."""
+    """The models of the study, to be trained into a folder: those on images on a device, the small ones on the CPU.
+
+    A model of a few pixels is all launches, which a GPU is slower at.
+    """
     images, deep = image_options(budget, work), {"layers": 2, "order": "alternating"}
     posterior = images.replace(posterior="mlp", estimator="full-posterior:sum_last=true")
     small = {
@@ -141,7 +149,7 @@ def own_models(budget: StudyBudget, work: Path, device: str) -> tuple[Subject, .
         "small-3": (small[3], "depth 3 with posteriors, 3 pixels"),
     }
     return tuple(
-        _own(name, title, options.replace(device=device), work / name, budget)
+        _own(name, title, options.replace(device="cpu" if name in _SMALL else device), work / name, budget)
         for name, (options, title) in models.items()
     )
 
@@ -161,7 +169,7 @@ def image_options(budget: StudyBudget, work: Path) -> Options:
 
 
 def _own(name: str, title: str, options: Options, folder: Path, budget: StudyBudget) -> Subject:
-    small = name.startswith("small")
+    small = name in _SMALL
     depth, middle = options.layers or 1, middle_epoch(options.epochs)
     words = (
         f"trained for {options.epochs} epochs by {options.estimator}, on a fixed base, networks of {options.hidden[0]:,} "
@@ -180,7 +188,9 @@ def _own(name: str, title: str, options: Options, folder: Path, budget: StudyBud
     posterior = options.posterior != "none"
     estimators = default_estimators(depth, posterior=posterior, alone=posterior and not small)
     blank = lambda: _blank(options, dataset())  # noqa: E731
-    return Subject(name, title, words, points, POINTS, estimators, blank, at, dataset)
+    return Subject(
+        name, title, words, points, POINTS, estimators, blank, at, dataset, options.device, pinned=small
+    )
 
 
 def middle_epoch(epochs: int) -> int:
@@ -300,6 +310,7 @@ def run_model(run: Path, device: str) -> Subject:
         blank=lambda: flow,
         at=at,
         dataset=opened.data,
+        device=device,
     )
 
 

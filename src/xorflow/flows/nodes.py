@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot, softplus
 
+from xorflow._autograd import Function
 from xorflow._states import NEVER, Alphabet
 
 
@@ -18,7 +19,7 @@ def _softplus(x: Tensor) -> Tensor:
     return softplus(x, threshold=50.0)
 
 
-class _LogMixture(torch.autograd.Function):
+class _LogMixture(Function):
     r""":math:`\log((1 - f) e^a + f e^b)` with :math:`f = \sigma(\phi)`, and its gradient from two sigmoids.
 
     Autograd on the same expression would keep and pass over several times as many tensors; this is most of a training step's

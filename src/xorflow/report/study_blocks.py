@@ -64,7 +64,8 @@ def study_block(results: Path) -> str:
 def _settings(table: Row) -> str:
     held = table["settings"]
     draws = f"{held['draws']:,} draws of every estimator on one batch of {held['batch']} images"
-    return f"Measured on {held['device']}: {draws}. Bias and variance are relative to the squared norm of the exact gradient."
+    where = held["device"] or "the CPU"
+    return f"Measured on {where}: {draws}. Bias and variance are relative to the squared norm of the exact gradient."
 
 
 def _recipe(table: Row) -> str:
@@ -107,9 +108,16 @@ def _unbiased(rows: Sequence[Row]) -> list[str]:
         for row in outside
     )
     twice = f" Measured a second time: {again}." if again else ""
+    blind = {row["estimator"] for row in rows if row["claim"] == "unbiased" and row["bias"] is None}
+    names_of_blind = ", ".join(f"`{name}`" for name in sorted(blind))
+    rest = (
+        f" Without an oracle at this size, and so proved on small models only: {names_of_blind}."
+        if blind
+        else ""
+    )
     return [
         f"Unbiased: of {len(claimed)} gradients of estimators that claim no bias, {len(claimed) - len(outside)} are within "
-        f"three standard errors of the exact one{names}.{twice}"
+        f"three standard errors of the exact one{names}.{twice}{rest}"
     ]
 
 

@@ -10,7 +10,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import (
+    LogFormatterSciNotation,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+    StrMethodFormatter,
+)
 
 from xorflow.report.images import save_figure
 from xorflow.report.study import POINTS, StudyResults
@@ -56,11 +62,9 @@ def draw_study(results: StudyResults, table: dict[str, Any], folder: Path) -> li
         draw_cost(rows, folder / "variance_cost.png")
         draw_bias(rows, folder / "bias_variance.png")
         made += [folder / "variance_cost.png", folder / "bias_variance.png"]
-    maps = [part for part in results.parts if part["shape"] is not None and part["depth"] == 1]
-    maps = _of_last_point([part for part in maps if any(part["variance_by_feature"])])
-    maps.sort(key=lambda part: (_is_far_off(part["estimator"]), part["estimator"]))
+    maps = _to_map(results.parts)
     if maps:
-        draw_maps(maps[:_MOST_MAPS], folder / "variance_pixels.png")
+        draw_maps(maps, folder / "variance_pixels.png")
         made.append(folder / "variance_pixels.png")
     if any(not run.get("error") and measured_variance(table, run) is not None for run in table["training"]):
         draw_training(table, folder / "training.png")
@@ -72,6 +76,15 @@ def _to_compare(rows: Sequence[Row]) -> list[Row]:
     """The gradients of networks; of models on images alone, if there are any."""
     known = [row for row in rows if row["variance"] is not None and row["part"] != "base"]
     return [row for row in known if row["features"] > _SMALL] or known
+
+
+def _to_map(parts: Sequence[Row]) -> list[Row]:
+    """What is drawn as images: the estimators of one model of depth 1 at its last point, the most noisy first."""
+    known = [p for p in parts if p["shape"] is not None and p["depth"] == 1 and any(p["variance_by_feature"])]
+    chosen = _of_last_point([part for part in known if part["model"] == known[0]["model"]])
+    chosen = [part for part in chosen if not _is_far_off(part["estimator"])] or chosen
+    chosen.sort(key=lambda part: -sum(part["variance_by_feature"]))
+    return chosen[:_MOST_MAPS]
 
 
 def _is_far_off(estimator: str) -> bool:
@@ -188,7 +201,9 @@ def _label_decades(axes: Axes) -> None:
     """Tick labels that do not run into each other: powers of ten, or within two of them also twice and five times as much."""
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         narrow = high / low < 200
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=8))
+        # within a factor of three there may be no such tick at all
+        within = MaxNLocator(4) if high / low < 3 else LogLocator(subs=(1.0, 2.0, 5.0), numticks=8)
+        axis.set_major_locator(within if narrow else LogLocator(subs=(1.0,), numticks=8))
         axis.set_major_formatter(StrMethodFormatter("{x:g}") if narrow else LogFormatterSciNotation())
         axis.set_minor_locator(NullLocator())
 

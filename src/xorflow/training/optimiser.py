@@ -99,6 +99,8 @@ def _make(
 
 
 def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    if not weight_decay:  # one group less to go through in every step
+        return [{"params": [p for p in module.parameters() if p.requires_grad], "weight_decay": 0.0}]
     matrices = [m.weight for m in module.modules() if isinstance(m, nn.Linear)]
     cells = [m for m in module.modules() if isinstance(m, nn.RNNBase)]
     matrices += [p for m in cells for name, p in m.named_parameters() if name.startswith("weight")]

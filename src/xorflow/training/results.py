@@ -18,13 +18,14 @@ _TRAIN_DRAW = 0
 """The seed of the one draw of stochastic training data on which a base is refitted."""
 
 
-def likelihood(flow: Trainable, split: Split, samples: int, seed: int = 0) -> LogLikelihood:
+def likelihood(
+    flow: Trainable, split: Split, samples: int, seed: int = 0, memory: int | None = None
+) -> LogLikelihood:
     """The best likelihood there is: exact if in closed form, otherwise the importance-sampled bound."""
     if isinstance(flow, Mixture) or flow.has_closed_form:
         return evaluate.exact(flow, split)
-    return evaluate.importance(
-        flow, split, samples=samples, seed=seed, proposal="q" if flow.has_posterior else "p"
-    )
+    proposal = "q" if flow.has_posterior else "p"
+    return evaluate.importance(flow, split, samples=samples, seed=seed, proposal=proposal, memory=memory)
 
 
 def refitted(flow: Trainable, train: Split, precision: str = "auto") -> Flow | Mixture:
@@ -43,18 +44,24 @@ def _refitted(flow: LatentFlow, train: Split) -> Flow:
 
 
 def report(
-    flow: Trainable, dataset: Dataset, samples: int, parts: tuple[str, ...], precision: str = "auto"
+    flow: Trainable,
+    dataset: Dataset,
+    samples: int,
+    parts: tuple[str, ...],
+    precision: str = "auto",
+    memory: int | None = None,
 ) -> dict[str, dict[str, Any]]:
     """For each named part that exists, every likelihood of this flow, in nats.
 
     Likelihoods are computed in the type of the weights. A `precision` of `bf16-mixed` rounds the products of passes over the
-    training data and of those that say what the layers do, which would take longest.
+    training data and of those that say what the layers do, which would take longest. `memory` is that of
+    `evaluate.importance`.
     """
     was_training = flow.training
     flow.eval()
     refit = refitted(flow, dataset.train, precision)
     found = {
-        name: _report_split(flow, refit, split, samples, precision)
+        name: _report_split(flow, refit, split, samples, precision, memory)
         for name in parts
         if (split := dataset.parts.get(name)) is not None
     }
@@ -63,14 +70,14 @@ def report(
 
 
 def _report_split(
-    flow: Trainable, refit: Flow | Mixture, split: Split, samples: int, precision: str
+    flow: Trainable, refit: Flow | Mixture, split: Split, samples: int, precision: str, memory: int | None
 ) -> dict[str, Any]:
     parts = [part for part in flow if isinstance(part, LatentFlow)] if isinstance(flow, Mixture) else [flow]
     greedy = evaluate.greedy(flow, split)
     refitted_likelihood = evaluate.exact(refit, split)
     with rounded_products(flow.device, precision):
         uses = [use for part in parts for use in evaluate.layer_use(part, split)]
-    found = likelihood(flow, split, samples).summary() | {
+    found = likelihood(flow, split, samples, memory=memory).summary() | {
         "greedy_nll": greedy.nll,
         "greedy_stderr": greedy.stderr,
         "refit_nll": refitted_likelihood.nll,
