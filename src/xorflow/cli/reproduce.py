@@ -42,7 +42,8 @@ def reproduce(
         int | None, typer.Option(help="How many, from 0; by default 3, in smaller budgets fewer.")
     ] = None,
     budget: Annotated[
-        str, typer.Option(help=f"{_BUDGET_NAMES}: seconds, ten minutes on two cores, hours on a GPU.")
+        str,
+        typer.Option(help=f"{_BUDGET_NAMES}: seconds, ten minutes on two cores, half an hour on an H200."),
     ] = "full",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     jobs: Annotated[int, typer.Option(help="How many runs at once.")] = 1,

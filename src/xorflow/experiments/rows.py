@@ -187,8 +187,7 @@ ROWS: tuple[Row, ...] = (
         attempts=(
             "a decay of the weights ten times as strong",
             "rewards standardised for each pixel",
-            "batches of 32. The critic is the reward of the most probable choices, which nearly all drawn choices fall short "
-            "of: most of what is left of the signal says that something was drawn, and not what",
+            "batches of 32",
         ),
     ),
     _full_posterior("running", "running-mean", "running average"),

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from xorflow.report.paper_claims import claims
 from xorflow.report.reproduction import (
     VARIANTS,
     essence_table,
@@ -75,9 +76,35 @@ def table_block(results: Path) -> str:
 
 
 def verdict_block(results: Path) -> str:
-    """What reproduced, and what did not."""
+    """What reproduced, and what did not: figures, then conclusions."""
     table = full_table(results)
-    return NOT_RUN if table is None else verdict(table)
+    if table is None:
+        return NOT_RUN
+    parts = [
+        verdict(table),
+        *_attempts(table, results),
+        "What the paper concludes, against ours:",
+        claims(table),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _attempts(table: dict[str, Any], results: Path) -> list[str]:
+    """The figures of what else was tried for rows that fall short."""
+    short = [row["id"] for row in table["rows"] if row.get("attempts")]
+    path = results / "paper/tuning.json"
+    if not short or not path.exists():
+        return []
+    lines = [
+        f"- {run['row']}, batches of {run['batch_size']}, {run['epochs']} epochs, decay {run['weight_decay']:g}, "
+        f"`{run['estimator']}`: NLL {run['validation']['nll']:.1f}, greedy {run['validation']['greedy']:.1f}"
+        for run in read_json(path, "the runs that chose the recipes")["runs"]
+        if run["row"] in short
+    ]
+    return [
+        "These attempts on validation data, one seed each, beside the row's own recipe:",
+        "\n".join(lines),
+    ]
 
 
 def details_block(results: Path) -> str:
@@ -135,11 +162,14 @@ def _tuning(results: Path) -> str:
 
 
 def _cost(table: dict[str, Any]) -> str:
-    seconds = sum(row["seconds"] for row in table["rows"])
+    seconds = sum(row["seconds"] for row in table["rows"])  # of training alone, each run's part of its group
     devices = sorted(
         {row[v]["device"] for row in table["rows"] for v in VARIANTS if "device" in (row[v] or {})}
     )
-    return f"Training took {seconds / 60:.0f} minutes of run time on {', '.join(devices)}."
+    return (
+        f"Training took {seconds / 60:.0f} minutes on {', '.join(devices)}, if the times of groups that were trained side by "
+        "side are added up; evaluation is not in it."
+    )
 
 
 def _missing(table: dict[str, Any]) -> list[str]:

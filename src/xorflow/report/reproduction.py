@@ -11,6 +11,12 @@ from xorflow.training.tables import spread
 
 VARIANTS = ("ours", "cured")
 
+_FIGURES = ("nll", "greedy", "exact", "elbo", "kind", "stderr", "mean", "spread")
+"""What every row has of ours; None where a row that is not trained has no such figure."""
+
+_FALLING = 0.5
+"""A validation likelihood that fell by more than this, in nats, between the last two validations is still falling."""
+
 # ---- the table as numbers ----
 
 
@@ -27,12 +33,14 @@ def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
         if found is None:
             return None
         none = {"cured": None, "seeds": [], "config": None, "epochs": None, "seconds": 0.0}
-        return shared | {"ours": found["evaluation"]} | none | {"words": planned["words"]}
+        ours = dict.fromkeys(_FIGURES) | found["evaluation"]
+        return shared | {"ours": ours} | none | {"words": planned["words"]}
     figures = {variant: _variant(results, name, variant) for variant in VARIANTS}
     if not any(figures.values()):
         return None
     runs = [run for run in results.runs if run["row"] == name]
-    configs = {v: results.of(name, v, "final")[0]["config"] for v, found in figures.items() if found}
+    chosen = {variant: results.selected(name, variant) for variant in VARIANTS}
+    configs = {variant: run["config"] for variant, run in chosen.items() if run is not None}
     return (
         shared
         | figures
@@ -64,10 +72,17 @@ def _variant(results: Results, row: str, variant: str) -> dict[str, Any] | None:
         "greedy_mean": greedy.pop("mean"),
         "greedy_spread": greedy,
         "epochs": selected["epochs"],
+        "last_change": _last_change(results.selection(row, variant)),
         "parameters": selected["parameters"],
         "seconds": round(sum(share_of_seconds(run) for run in results.runs if _is(run, row, variant)), 1),
         "device": selected["device_name"],
     }
+
+
+def _last_change(run: dict[str, Any] | None) -> float | None:
+    """By how much the validation likelihood changed between the last two validations, in nats."""
+    values = [] if run is None else [v for v in run["metrics"]["validation_nll"] if v is not None]
+    return round(values[-1] - values[-2], 2) if len(values) > 1 else None
 
 
 def _is(run: dict[str, Any], row: str, variant: str) -> bool:
@@ -137,7 +152,7 @@ def spread_table(table: dict[str, Any]) -> str:
     for row in table["rows"]:
         for variant in VARIANTS:
             found = row[variant]
-            if found is None or "mean" not in found:
+            if found is None or found["mean"] is None:
                 continue
             nll, greedy = found["spread"], found["greedy_spread"]
             cells = [
@@ -206,21 +221,32 @@ def verdict(table: dict[str, Any]) -> str:
         for variant, words in (("ours", "As the paper describes it"), ("cured", "Cured"))
         for key, name in (("nll", "NLL"), ("greedy", "greedy NLL"))
     ]
+    falling = [
+        f"{row['id']} {variant} (by {-change:.1f})"
+        for row in table["rows"]
+        for variant in VARIANTS
+        if (change := (row[variant] or {}).get("last_change")) is not None and change < -_FALLING
+    ]
+    if falling:
+        lines.append(
+            f"- Not converged, by more than {_FALLING} nats of validation data between the last two validations: "
+            f"{', '.join(falling)}."
+        )
     for row in table["rows"]:
-        for attempt in row.get("attempts") or []:
-            lines.append(f"- {row['id']}, also tried: {attempt}")
+        if row.get("attempts"):
+            lines.append(f"- {row['id']} was also tried with {'; with '.join(row['attempts'])}.")
     return "\n".join(lines)
 
 
 def _compared(table: dict[str, Any], variant: str, key: str, name: str) -> str:
     rows = [row for row in table["rows"] if row["paper"][key] is not None and row[variant]]
-    met = [row["id"] for row in rows if round(row[variant][key], 1) <= row["paper"][key]]
-    missed = [
-        f"{row['id']} (by {row[variant][key] - row['paper'][key]:.1f} nats"
-        + (", where the paper's figure is not a likelihood)" if _no_likelihood(row, key) else ")")
-        for row in rows
-        if row["id"] not in met
-    ]
+    met, missed = [], []
+    for row in rows:
+        gap = row[variant][key] - row["paper"][key]
+        notes = [f"by {gap:.1f} nats"] if round(gap, 1) > 0 else []
+        notes += ["the paper's figure is not a likelihood"] if _no_likelihood(row, key) else []
+        text = row["id"] + (f" ({'; '.join(notes)})" if notes else "")
+        (missed if round(gap, 1) > 0 else met).append(text)
     return f"at or below the paper's {name}: {', '.join(met) or 'none'}. Above it: {', '.join(missed) or 'none'}."
 
 
