@@ -120,7 +120,7 @@ def test_what_means_nothing_is_refused_before_any_work(
     [
         (lambda text: text[: len(text) // 2], "is damaged: it holds no JSON object; remove it"),
         (lambda text: text.replace('"version": 1', '"version": "x"', 1), "xorflow depth did not write it"),
-        (lambda text: text.replace('"layers": [{', '"nothing": [{'), "a file in "),
+        (lambda text: text.replace('"layers": [{', '"nothing": [{'), "is damaged: evaluation lacks 'layers'"),
     ],
 )
 def test_damaged_results_are_named(xorflow: Command, smoke: Path, tmp_path: Path, damage, words: str) -> None:

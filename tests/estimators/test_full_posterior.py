@@ -1,5 +1,7 @@
 """The full posterior: each expectation over all choices against autograd of the enumerated evidence bound."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,9 +24,10 @@ from expectations import (
     tuples,
     with_a_past,
 )
-from xorflow import MADE, MLP, ConfigError, FactorisedBase, LatentFlow, Layer, ModelError, evaluate
+from xorflow import MADE, MLP, ConfigError, FactorisedBase, Flow, LatentFlow, Layer, ModelError, evaluate
 from xorflow.conditioners import Source
 from xorflow.estimators import FullPosterior
+from xorflow.flows import GREEDY
 
 
 def inferred(flow: LatentFlow) -> bool:
@@ -260,7 +263,15 @@ def test_one_scale_for_all_rescales_the_gradient(name, kl):
 
 
 @pytest.mark.parametrize(
-    "name", ["D3 posterior", "D3 depth 2 posterior", "chain depth 3 posterior sees x, previous"]
+    "name",
+    [
+        "D3 posterior",
+        "D3 depth 2 posterior",
+        "D2 depth 3 posterior sees x",
+        "D2 depth 3 posterior sees state",
+        "chain posterior",
+        "chain depth 3 posterior sees x, previous",
+    ],
 )
 def test_a_scale_for_each_feature_is_another_direction(name):
     flow = zoo.make(name)
@@ -357,14 +368,36 @@ def test_the_most_probable_choice_of_a_posterior_gives_no_likelihood(features):
     base = FactorisedBase(features, p0=0.9)
     flow = LatentFlow([Layer(MADE(features, hidden=(8,)), posterior=posterior)], base).double()
     with torch.no_grad():
+        flow.base.logits.fill_(math.log(0.1 / 0.9))  # which it keeps in float32
         posterior.net[0].weight.copy_(40 * torch.eye(features))
         posterior.net[0].bias.fill_(-20)
     x = all_states((2,) * features)
     reached = flow.run(flow.encode(x), draws="greedy", proposal="q").end.state
     assert not bool(reached.any())
     claimed = float(flow.base.log_prob(reached).sum(-1).exp().sum())
-    assert claimed == pytest.approx((2 * 0.9) ** features, abs=1e-6)
+    assert claimed == pytest.approx((2 * 0.9) ** features, rel=0, abs=1e-12)
     assert abs(claimed - 1) > 0.5
     for honest in (evaluate.greedy(flow, x), evaluate.exact(flow, x)):  # the generator's own are likelihoods
         assert abs(float(honest.values.exp().sum()) - 1) < 1e-10
     assert bool((evaluate.importance(flow, x, samples=20, proposal="q").values.exp() < 1.0).all())
+
+
+def test_nothing_calls_the_most_probable_choice_of_a_posterior_a_likelihood():
+    """No evaluation takes it, and a flow whose generator would be such a posterior is refused."""
+    base, posterior = FactorisedBase(3), MLP(3, hidden=())
+    flow = LatentFlow([Layer(MADE(3, hidden=(8,)), posterior=posterior)], base).double()
+    x = all_states((2, 2, 2))
+    for choice in ("argmax", GREEDY):
+        for evaluation in (evaluate.importance, evaluate.elbo):
+            with pytest.raises(
+                ConfigError, match=r"proposal is 'p' \(the generator\) or 'q' \(the posterior\)"
+            ):
+                evaluation(flow, x, samples=2, proposal=choice)
+    for kind in (Flow, LatentFlow):
+        with pytest.raises(ModelError, match="so the likelihood would not be normalised"):
+            kind([Layer(posterior)], base)
+    # what is called greedy is the generator's, and knows nothing of the posterior
+    before = evaluate.greedy(flow, x).values
+    with torch.no_grad():
+        posterior.net[0].weight.add_(1.0)
+    assert torch.equal(evaluate.greedy(flow, x).values, before)

@@ -119,7 +119,15 @@ def test_the_last_layer_is_exact_given_the_greedy_choices_before(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["D3 depth 2 reversed", "D4 depth 2 random", "K3 depth 2", "D2 depth 3 one order"]
+    "name",
+    [
+        "D3 depth 2 reversed",
+        "D4 depth 2 random",
+        "K3 depth 2",
+        "D2 depth 3 one order",
+        "chain depth 2 relative posterior",
+        "chain depth 3 posterior sees state",
+    ],
 )
 def test_earlier_layers_are_biased(name):
     """The negative control: at depth 2 and 3 the first layer's gradient is not that of the bound."""

@@ -72,7 +72,7 @@ def test_a_file_holds_all_that_there_is_to_know(tmp_path: Path) -> None:
     assert None not in select["metrics"]["validation_nll"]
     assert select["samples"] is None
     assert final["samples"]["shape"] == [100, 8, 8]
-    assert final["versions"].keys() == {"xorflow", "torch", "python"}
+    assert final["versions"].keys() == {"xorflow", "source", "torch", "python"}
     for run in (select, final):
         assert run["seconds"] > 0
         assert run["evaluation_seconds"] > 0
@@ -127,7 +127,7 @@ def test_the_length_is_that_of_the_seed_selected_first_and_then_stays(tmp_path: 
     content = read(runs / "marginal.ours.seed0.select.json") | {
         "epochs": 2,
         "phase": "final",
-        "samples": {"shape": [0, 8, 8], "bits": ""},
+        "samples": {"reading": "latent", "shape": [0, 8, 8], "bits": ""},
     }
     content["config"] |= {"epochs": 2, "validation": 0.0}
     (runs / "marginal.ours.seed0.final.json").write_text(json.dumps(content), encoding="utf-8")

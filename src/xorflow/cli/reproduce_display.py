@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from rich.table import Column
 from xorflow.cli.display import progress_of_runs
 from xorflow.experiments import Planned
 from xorflow.training import Outcome
+from xorflow.training.metrics import read_metrics
 
 _POLL_SECONDS = 0.5
 _MOST_SHOWN = 8
@@ -102,14 +102,12 @@ def _part(run: Planned) -> float:
 def _last_record(folder: Path) -> tuple[int, str]:
     """The last epoch that a run has recorded, and its likelihood."""
     try:
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        records = read_metrics(folder / "metrics.jsonl")
     except OSError:
         return 0, ""
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:  # being written
-            continue
-        kind = "validation" if "validation_nll" in record else "train"
-        return record["epoch"], f"{kind} {record[f'{kind}_nll']:.2f}"
-    return 0, ""
+    if not records:
+        return 0, ""
+    last = records[-1]
+    kind = "validation" if "validation_nll" in last else "train"
+    nll = last.get(f"{kind}_nll")
+    return last["epoch"], f"{kind} {nll:.2f}" if isinstance(nll, int | float) else ""

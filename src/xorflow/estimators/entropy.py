@@ -17,10 +17,27 @@ class EntropyBonus(nn.Module):
     \log\frac{1-\beta}{\beta} / w)` with P the probability of a one given what came before: the most probable choice is the
     right one, and nothing saturates.
 
+    Biased for the gradient of L while w > 0, on purpose: unbiased for that of the objective above in `SpecialCase`, and in
+    `StraightThrough` at depth 1. Once w has fallen to zero it is the estimator's without a bonus.
+
+    Cost: no passes; the entropies are those of probabilities that an estimator has computed already. Williams and Peng (1991).
+
     Args:
         weight: w at the beginning.
         anneal: from this fraction of training on, w falls linearly, to zero at the end; 1 keeps it.
         earlier: by how much w is multiplied in the layers before the last, whose choices disturb what comes after them.
+
+    >>> import torch
+    >>> bonus = EntropyBonus(0.7, anneal=0.5)
+    >>> bonus.prepare(torch.zeros(()), total_steps=4)
+    >>> weights = []
+    >>> for _ in range(4):
+    ...     weights.append(round(float(bonus.value(torch.zeros(()))), 3))
+    ...     bonus.update()
+    >>> weights
+    [0.7, 0.7, 0.7, 0.35]
+    >>> [round(float(term), 3) for term in EntropyBonus(0.5, earlier=0.2).weigh([torch.tensor(2.0), torch.tensor(3.0)])]
+    [0.2, 1.5]
     """
 
     step: Tensor

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from xorflow.data import Dataset, Split
-from xorflow.errors import ConfigError
+from xorflow.errors import CheckpointError, ConfigError, UserError
 from xorflow.experiments.budgets import PHASES, Budget, Phase, write_digits
 from xorflow.experiments.files import (
     RESULT_VERSION,
@@ -26,18 +26,20 @@ from xorflow.experiments.files import (
     device_name,
     open_results,
     plan,
+    read_curves,
     read_finished,
+    read_trained,
     versions,
     write_compact,
+    write_run,
 )
 from xorflow.experiments.rows import VARIANTS, Reference, Variant
 from xorflow.experiments.scores import draw_samples, reference, score
 from xorflow.training import Interrupted, Job, JobObserver, Options, Outcome, build_data, open_run, run_jobs
 from xorflow.training.devices import out_of_memory_as_error, own_stream, resolve_device
-from xorflow.training.metrics import read_metrics
 from xorflow.training.options import HARMLESS, OF_DATA, options_of_config
 from xorflow.training.products import full_products
-from xorflow.training.run import read_config_file, read_result
+from xorflow.training.run import read_config_file
 
 _NEARLY_ALL = 0.9
 """A best epoch before this part of training shortens the final run to it, where no schedule depends on the length."""
@@ -173,9 +175,11 @@ class Reproduction:
         outcomes: list[Outcome] = []
         for phase in PHASES:
             for names in self._waves(phase):
-                jobs = [self._job(name) for name in names if self._ready(name)]
-                for job in jobs:
-                    self._require_same_work(job)
+                jobs, damaged = self._sorted_out([self._job(name) for name in names if self._ready(name)])
+                watch = _Numbered(observer, len(outcomes), self._stopping)
+                for done, outcome in enumerate(damaged, 1):
+                    watch.on_outcome(outcome, done, len(jobs) + len(damaged))
+                outcomes += damaged
                 watch = _Numbered(observer, len(outcomes), self._stopping)
                 outcomes += run_jobs(jobs, self._request.workers, watch, finish=self._record) if jobs else []
         return outcomes
@@ -259,7 +263,8 @@ class Reproduction:
 
     def _finished(self, name: RunName) -> dict[str, Any] | None:
         but = ("epochs",) if name.phase == "final" else ()
-        return read_finished(name, self._request.out, self._options(name).to_json(), but=but)
+        command = self._request.experiment.command
+        return read_finished(name, self._request.out, self._options(name).to_json(), but=but, command=command)
 
     def _to_plan(self, name: RunName) -> Planned:
         options = self._options(name)
@@ -267,12 +272,23 @@ class Reproduction:
         cost = networks * (options.epochs + 1.0)
         return Planned(str(name), name.folder(self._work), options.epochs, cost)
 
-    def _require_same_work(self, job: Job) -> None:
+    def _sorted_out(self, jobs: Sequence[Job]) -> tuple[list[Job], list[Outcome]]:
+        """The jobs that can be made, and what becomes of those whose folders are damaged, which harm no other."""
+        sound: list[Job] = []
+        damaged: list[Outcome] = []
+        for job in jobs:
+            try:
+                begun = _begun_with(job.out)
+            except CheckpointError as error:
+                damaged.append(Outcome(job, None, str(error)))
+                continue
+            self._require_same_work(job, begun)
+            sound.append(job)
+        return sound, damaged
+
+    def _require_same_work(self, job: Job, begun: Options | None) -> None:
         """A run that was begun with another recipe can't be continued."""
-        if not (job.out / "config.json").exists():
-            return
-        config = read_config_file(job.out)
-        before = options_of_config(config, job.out / "config.json").to_json()
+        before = job.options.to_json() if begun is None else begun.to_json()
         for key, value in job.options.to_json().items():
             if before[key] != value and key not in HARMLESS:
                 raise ConfigError(
@@ -285,10 +301,11 @@ class Reproduction:
     def _record(self, job: Job) -> None:
         """Evaluate a run whose training is finished, and write its file."""
         name, request = self._names[job.out], self._request
+        curves = read_curves(job.out, job.options.epochs)
         began = time.monotonic()
         with own_stream(self._device), out_of_memory_as_error("use --jobs 1"):
             found = self._evaluated(name, job)
-        result = read_result(job.out)
+        result = read_trained(job.out, _part(name))
         content = {
             "version": RESULT_VERSION,
             "budget": request.budget.name,
@@ -302,7 +319,7 @@ class Reproduction:
             "best_epoch": result["best_epoch"],
             "selection": _selection(name, result),
             **found,
-            "metrics": _curves(job.out),
+            "metrics": curves,
             "parameters": result["parameters"],
             "seconds": result["seconds"],
             "evaluation_seconds": round(time.monotonic() - began, 3),
@@ -313,13 +330,14 @@ class Reproduction:
             "versions": versions(),
         }
         self._pause()
-        write_compact(name.file(request.out), content)
+        write_run(name.file(request.out), content, request.experiment.command, job.out)
 
     def _evaluated(self, name: RunName, job: Job) -> dict[str, Any]:
-        part = "validation" if name.phase == "select" else "test"
+        part = _part(name)
+        known = read_trained(job.out, part)[part]
         opened = open_run(job.out, device=str(self._device))
         dataset = self._dataset(job.options)
-        split, known = dataset.parts[part], read_result(job.out)[part]
+        split = dataset.parts[part]
         self._pause()
         with full_products():
             figures = self._request.experiment.score(
@@ -405,20 +423,39 @@ class _Numbered:
             self._observer.on_stop()
 
 
+def _part(name: RunName) -> str:
+    """On which part of its data a run is evaluated."""
+    return "validation" if name.phase == "select" else "test"
+
+
+def _begun_with(folder: Path) -> Options | None:
+    """The options that a run was begun with; None if there is none yet.
+
+    Raises:
+        CheckpointError: if the folder is damaged.
+    """
+    again = f"remove {folder}, and the run is made again"
+    in_the_way = next((path for path in (folder.parents[1], folder.parent, folder) if path.is_file()), None)
+    if in_the_way is not None:
+        raise CheckpointError(
+            f"{in_the_way} is to be a folder, and is a file; remove it, and the run is made"
+        )
+    if (folder / "config.json").exists():
+        try:
+            return options_of_config(read_config_file(folder), folder / "config.json")
+        except UserError as error:
+            raise CheckpointError(f"{error}; or {again}") from None
+    # what a process that was killed left half written begins with a dot
+    if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
+        raise CheckpointError(
+            f"{folder} is no folder of a run: it has no config.json, and is not empty; {again}"
+        )
+    return None
+
+
 def _selection(name: RunName, result: Mapping[str, Any]) -> dict[str, Any] | None:
     """By what the seed is compared with the others, on validation data."""
     if name.phase != "select":
         return None
     key = "greedy_nll" if name.row.metric == "greedy" else "nll"
     return {"metric": name.row.metric, "nll": result["validation"][key]}
-
-
-def _curves(run: Path) -> dict[str, list[float | int | None]]:
-    """The records of each epoch as columns."""
-    records = read_metrics(run / "metrics.jsonl")
-    rounded: Callable[[Any], Any] = lambda value: None if value is None else round(value, 4)  # noqa: E731
-    return {
-        "epoch": [record["epoch"] for record in records],
-        "train_nll": [rounded(record["train_nll"]) for record in records],
-        "validation_nll": [rounded(record.get("validation_nll")) for record in records],
-    }

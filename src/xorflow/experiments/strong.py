@@ -19,7 +19,7 @@ from xorflow.bases import FactorisedBase
 from xorflow.data import Split
 from xorflow.errors import ConfigError
 from xorflow.experiments.budgets import Budget, Phase
-from xorflow.experiments.files import RESULT_VERSION, RunName, device_name, versions, write_compact
+from xorflow.experiments.files import RESULT_VERSION, RunName, device_name, read_trained, versions, write_run
 from xorflow.experiments.reproduction import Experiment
 from xorflow.experiments.rows import Variant
 from xorflow.experiments.scores import SAMPLES, draw_samples
@@ -29,7 +29,6 @@ from xorflow.training.devices import resolve_device
 from xorflow.training.products import full_products
 from xorflow.training.recipes import NONE as NO_RECIPE
 from xorflow.training.recipes import RECIPES
-from xorflow.training.run import read_result
 
 DRAWS = (0, 1, 2, 3, 4)
 """The seeds of the draws of the binarised test images; their mean is reported."""
@@ -306,7 +305,7 @@ def mix_rows(rows: Sequence[MixedRow], budget: Budget, out: Path, work: Path, de
         if all(part.file(out).exists() for part in parts) and all(
             (f / "result.json").exists() for f in folders
         ):
-            write_compact(path, _mixed(row, folders, budget, device))
+            write_run(path, _mixed(row, folders, budget, device), STRONG.command, folders[0].parent)
         else:
             waiting.append(row.id)
     return waiting
@@ -321,7 +320,7 @@ def _mixed(row: MixedRow, folders: Sequence[Path], budget: Budget, device: str) 
     with full_products():
         known = report(mixture, dataset, 1, ("test",), runs[0].options.precision)["test"]
         figures = strong_figures(mixture, dataset.test, known, budget, train=dataset.train)
-    results = [read_result(folder) for folder in folders]
+    results = [read_trained(folder, "test") for folder in folders]
     return {
         "version": RESULT_VERSION,
         "budget": budget.name,

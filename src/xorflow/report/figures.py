@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from xorflow.report.images import image_grid, save_figure
 from xorflow.report.reproduction import VARIANTS
-from xorflow.report.results import Results
+from xorflow.report.results import Results, damage_as_error
 
 _TITLES = {"ours": "as the paper describes it", "cured": "cured"}
 
@@ -31,7 +31,8 @@ def draw_curves(results: Results, path: Path) -> None:
     for axes, variant in zip(panels, VARIANTS, strict=True):
         for number, row in enumerate(rows):
             for run in results.of(row["id"], variant, "select"):
-                _curve(axes, run, f"C{number}" if number < 10 else "black")
+                with damage_as_error(_file_of(run, path)):
+                    _curve(axes, run, f"C{number}" if number < 10 else "black")
         if level is not None:
             axes.axhline(
                 level["evaluation"]["nll"], color="grey", linestyle=":", label="independent pixels (test)"
@@ -43,6 +44,12 @@ def draw_curves(results: Results, path: Path) -> None:
     panels[0].set_ylabel("negative log-likelihood of validation data, nats")
     figure.legend(*_named(panels), loc="outside right center", frameon=False)
     save_figure(figure, path)
+
+
+def _file_of(run: dict[str, Any], picture: Path) -> str:
+    """Where the file of a run lies, seen from the pictures."""
+    own = f".{run['variant']}.seed{run['seed']}.{run['phase']}" if "variant" in run else ""
+    return str(picture.parent / "runs" / f"{run['row']}{own}.json")
 
 
 def _curve(axes: Axes, run: dict[str, Any], colour: str) -> None:
@@ -78,7 +85,7 @@ def draw_samples(results: Results, path: Path) -> None:
     figure = Figure(figsize=(11, 6.4))
     figure.subplots_adjust(left=0.01, right=0.99, bottom=0.01, wspace=0.03)
     for axes, (title, run) in zip(figure.subplots(1, 2), sides, strict=True):
-        _show_samples(axes, title, run)
+        _show_samples(axes, title, run, path)
     save_figure(figure, path)
 
 
@@ -108,15 +115,16 @@ def draw_grid(title: str, run: dict[str, Any], path: Path) -> None:
     """The samples of one run."""
     figure = Figure(figsize=(6, 6.3))
     axes = figure.subplots()
-    _show_samples(axes, title, run)
+    _show_samples(axes, title, run, path)
     save_figure(figure, path)
 
 
-def _show_samples(axes: Axes, title: str, run: dict[str, Any] | None) -> None:
+def _show_samples(axes: Axes, title: str, run: dict[str, Any] | None, path: Path) -> None:
     axes.set_axis_off()
     axes.set_title(title, fontsize=9)
     if run is not None:
-        grid = image_grid(unpacked(run["samples"]), columns=10)
+        with damage_as_error(_file_of(run, path)):
+            grid = image_grid(unpacked(run["samples"]), columns=10)
         axes.imshow(grid, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
 

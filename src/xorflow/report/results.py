@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xorflow.errors import DataError
+from xorflow.errors import DataError, UserError
 from xorflow.training.storage import read_json, write_bytes, write_json
 
 RESULT_VERSION = 1
@@ -78,16 +79,25 @@ def write_table(
 ) -> tuple[Results, dict[str, Any]]:
     """Write `table.json` and `table.md` from the result files in a folder; returns what was read and the table."""
     results = read_results(folder)
-    try:
+    with damage_as_error(f"a file in {folder / 'runs'}"):
         table = make(results)
         text = f"{table['words']}\n\n{markdown(table)}\n"
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"a file in {folder / 'runs'} is damaged ({type(error).__name__} {error}); restore it, or remove it to make it anew"
-        ) from None
     write_json(folder / "table.json", table)
     write_bytes(folder / "table.md", text.encode(), "choose a folder that can be written")
     return results, table
+
+
+@contextmanager
+def damage_as_error(what: str) -> Iterator[None]:
+    """Files that were damaged by hand break what is made of them; one line says so, and `what` they are."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise DataError(
+            f"{what} is damaged ({type(error).__name__} {error}); restore it, or remove it to make it anew"
+        ) from None
 
 
 def share_of_seconds(run: dict[str, Any]) -> float:

@@ -51,13 +51,16 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`; a last line that a killed run left half written is passed over."""
+    """The records of a `metrics.jsonl`, up to a line that is none, as the last one that a killed run left half written."""
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = json.loads(line)
+        except ValueError:
             break
+        if not (isinstance(record, dict) and isinstance(record.get("epoch"), int)):
+            break
+        records.append(record)
     return records
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from xorflow.conditioners.transformer import attention_stacks
 from xorflow.data import Codec, Dataset
-from xorflow.errors import CheckpointError, ConfigError
+from xorflow.errors import CheckpointError, ConfigError, DataError
 from xorflow.estimators import Estimator, Marginal
 from xorflow.flows import LatentFlow
 from xorflow.training import recipes
@@ -447,18 +447,20 @@ def open_run(run: Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Modu
         raise CheckpointError(
             f"the run in {run} is not finished; continue it with: xorflow train --out {run} --resume"
         )
-    with _SEEDED, torch.random.fork_rng(devices=[]):  # fresh weights are drawn, only to be replaced
-        flow = flow_from_spec(config["model"], parts)
+    kept = config["data_format"]
+    try:
+        with _SEEDED, torch.random.fork_rng(devices=[]):  # fresh weights are drawn, only to be replaced
+            flow = flow_from_spec(config["model"], parts)
+        codec = None if kept.get("codec") is None else Codec.from_json(kept["codec"])
+        shape = None if kept.get("shape") is None else tuple(kept["shape"])
+    except (CheckpointError, DataError) as error:
+        raise CheckpointError(f"{run / 'config.json'}: {error}") from error
+    except TypeError:
+        raise CheckpointError(
+            f"{run / 'config.json'} is damaged: its shape is no list; restore it or train again"
+        ) from None
     _install_weights(flow, run)
-    codec, shape = config["data_format"].get("codec"), config["data_format"].get("shape")
-    return Run(
-        folder=run,
-        options=options,
-        flow=flow.to(resolve_device(device)).eval(),
-        shape=None if shape is None else tuple(shape),
-        codec=None if codec is None else Codec.from_json(codec),
-        data_format=config["data_format"],
-    )
+    return Run(run, options, flow.to(resolve_device(device)).eval(), shape, codec, kept)
 
 
 def untrained(run: Run) -> Trainable:

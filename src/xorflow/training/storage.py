@@ -59,7 +59,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         raise CheckpointError(
             f"{what} is missing: no file {path}; is the folder a run of xorflow train?"
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no text, no JSON, numbers too long
         raise CheckpointError(
             f"{what} is damaged: {path} is no readable JSON ({error}); restore it or train again"
         ) from None
