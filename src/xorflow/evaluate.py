@@ -270,11 +270,12 @@ def bytes_of_a_draw(flow: LatentFlow, stop: int) -> int:
 
     For each number of a row: the noise, and in each layer what it became, logits and probabilities among it, until the trace is
     weighed; measured on traces of depth 1 and 4. And twice the widest output inside a network: what it was made from is there,
-    too.
+    too. One-hot choices meet one-hot states in a table of all pairs.
     """
     number = torch.finfo(flow.dtype).bits // 8
     width = max(layer.transform.choices.flat for layer in flow.layers)
-    return number * (width * (8 + 13 * max(stop, 1)) + 2 * _widest_output(flow))
+    pairs = 0 if flow.states.binary else 3 * width * flow.states.width
+    return number * (width * (8 + 13 * max(stop, 1)) + pairs + 2 * _widest_output(flow))
 
 
 def _widest_output(flow: LatentFlow) -> int:

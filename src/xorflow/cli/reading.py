@@ -56,7 +56,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Memory = Annotated[
     str | None,
     typer.Option(
-        help="About what importance samples may take at a time, such as 500MB or 2GB.", show_default=False
+        help="About what importance samples take at a time beside model and data, such as 500MB.",
+        show_default=False,
     ),
 ]
 Reading = Annotated[str, typer.Option(help="latent, or deterministic (the most probable bijection).")]

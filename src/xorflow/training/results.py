@@ -86,7 +86,7 @@ def _report_split(
         "layers": [dataclasses.asdict(use) for use in uses],
     }
     if isinstance(flow, LatentFlow) and flow.has_posterior:
-        found["elbo_nll"] = evaluate.elbo(flow, split).nll
+        found["elbo_nll"] = evaluate.elbo(flow, split, memory=memory).nll
     return found
 
 
