@@ -65,7 +65,10 @@ def _settings(table: Row) -> str:
     held = table["settings"]
     draws = f"{held['draws']:,} draws of every estimator on one batch of {held['batch']} images"
     where = held["device"] or "the CPU"
-    return f"Measured on {where}: {draws}. Bias and variance are relative to the squared norm of the exact gradient."
+    return (
+        f"Measured on {where}: {draws}. Bias is the squared distance of their mean from the exact gradient, estimated without "
+        "bias of its own, so that it may be negative; it and the variance are divided by the squared norm of the exact gradient."
+    )
 
 
 def _recipe(table: Row) -> str:
