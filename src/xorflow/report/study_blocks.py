@@ -67,7 +67,7 @@ def _settings(table: Row) -> str:
     where = held["device"] or "the CPU"
     return (
         f"Measured on {where}: {draws}. Bias is the squared distance of their mean from the exact gradient, estimated without "
-        "bias of its own, so that it may be negative; it and the variance are divided by the squared norm of the exact gradient."
+        "bias of its own, so that it may be negative. It and the variance are divided by the squared norm of that gradient."
     )
 
 
