@@ -220,7 +220,7 @@ def adam(
         gradient: of the same shape.
         averages: of the gradient and of its square, changed in place.
         rate: the learning rate, on the device.
-        step: the number of this step, from 1, on the device.
+        step: how many steps were made before, on the device.
         betas: decays of the averages.
         eps: added to the root.
         weight_decay: of the parameter.

@@ -348,7 +348,7 @@ def _adam(
     BLOCK: tl.constexpr,
 ):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    lr, t = tl.load(rate), tl.load(step)
+    lr, t = tl.load(rate), tl.load(step) + 1
     _adam_at(
         place, place < size, parameter, gradient, mean, square, lr, t, beta1, beta2, eps, decay, DECOUPLED
     )
@@ -375,7 +375,7 @@ def _adam_masked(
     # one program for a row: what lies beyond the columns that it sees is zero, and stays so
     line = tl.program_id(0).to(tl.int64)
     even = _up_to_sixteen(tl.load(seen + line % rows))
-    lr, t = tl.load(rate), tl.load(step)
+    lr, t = tl.load(rate), tl.load(step) + 1
     for first in range(0, width, BLOCK):
         if first < even:
             cols = first + tl.arange(0, BLOCK)

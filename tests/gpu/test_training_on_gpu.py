@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
+from xorflow.estimators import Loss, Marginal
+from xorflow.flows import LatentFlow
 from xorflow.training import Interrupted, Job, Options, Trainer, resume_run, run_jobs, train_run
 from xorflow.training.build import build_data, build_estimator, build_flow
 from xorflow.training.captured import CapturedEngine
@@ -55,6 +58,40 @@ def test_captured_steps_are_the_eager_ones(kind: str) -> None:
 
 
 def test_the_captured_engine_is_chosen() -> None:
+    engine, reason = choose_engine(_trainer().machinery, 0)
+    assert isinstance(engine, CapturedEngine)
+    assert reason is None
+
+
+class _AsksTheHost(Marginal):
+    """An estimator that decides on the host, and does not say so."""
+
+    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+        found = super().loss(flow, x, context, draws)
+        return found if found.bound.item() < 0 else Loss(found.surrogate * 2, found.bound)
+
+
+class _SaysSo(_AsksTheHost):
+    def not_capturable(self, flow: LatentFlow) -> str | None:
+        del flow
+        return "it asks the host"
+
+
+def test_a_capture_that_fails_leaves_the_plain_path(caplog: pytest.LogCaptureFixture) -> None:
+    """With the same noise as if nothing had been tried; and other runs can still be captured."""
+    found = []
+    for estimator in (_AsksTheHost(samples=2), _SaysSo(samples=2)):
+        chosen = Options().replace(**(SMALL | KINDS["marginal, depth 2"]))
+        dataset = build_data(chosen)
+        torch.manual_seed(0)
+        trainer = Trainer(build_flow(chosen, dataset), estimator, dataset, chosen)
+        trainer.train()
+        assert trainer.not_captured is not None
+        found.append(trainer)
+    assert "capturing one failed" in caplog.text
+    for tried, plain in zip(found[0].flow.parameters(), found[1].flow.parameters(), strict=True):
+        torch.testing.assert_close(tried, plain, rtol=1e-5, atol=1e-6)
+    assert torch.equal(found[0].generator.get_state(), found[1].generator.get_state())
     engine, reason = choose_engine(_trainer().machinery, 0)
     assert isinstance(engine, CapturedEngine)
     assert reason is None

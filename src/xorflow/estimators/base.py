@@ -43,6 +43,10 @@ class Estimator(nn.Module, ABC):
     trains_mixtures: ClassVar[bool] = False
     """Whether a `Mixture`, which has a likelihood but no one pass from data to base, may stand in for a flow."""
 
+    one_path: ClassVar[bool] = False
+    """Whether a weight enters the loss only where it is differentiated (never detached): it may then change as soon as its
+    gradient is there, while the backward pass goes on."""
+
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, as JSON."""
         return {}

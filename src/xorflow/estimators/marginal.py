@@ -42,6 +42,7 @@ class Marginal(Estimator):
     """
 
     trains_mixtures: ClassVar[bool] = True
+    one_path: ClassVar[bool] = True
 
     def __init__(self, samples: int = 4) -> None:
         super().__init__()

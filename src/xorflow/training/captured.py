@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 
 from xorflow.training.devices import stream_of_thread
 from xorflow.training.engine import Feed, StepNumber, Work, average_weight, undone
+from xorflow.training.optimiser import FusedAdam
 from xorflow.training.step import learning_rate
 
 _WARM_UP_STEPS = 3
@@ -88,7 +89,7 @@ class CapturedEngine:
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
         work = self._work
         start = self._counters.clone()
-        with undone(work), _rates_kept(work.optimiser):
+        with undone(work), _rates_kept(work.optimiser), self._hastened():
             current = torch.cuda.current_stream(work.device)
             aside = self._branch  # single steps, which these are, do not use it themselves
             aside.wait_stream(current)
@@ -100,6 +101,14 @@ class CapturedEngine:
             graphs = self._record(1), self._record(_STEPS_A_LAUNCH)
         self._counters.copy_(start)
         return graphs
+
+    def _hastened(self) -> AbstractContextManager[None]:
+        """Weights that change while the backward pass goes on, where nothing else looks at them in between."""
+        work, options = self._work, self._work.options
+        as_they_come = not options.clip and options.accumulate == 1 and work.estimator.one_path
+        if as_they_come and isinstance(work.optimiser, FusedAdam):
+            return work.optimiser.beside_backward(self._branch)
+        return nullcontext()
 
     def _record(self, steps: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

@@ -218,10 +218,22 @@ def average_weight(options: Options, step: int) -> float:
     return max(1 - options.average, 1 / (step + 2))
 
 
+def _drawn_from(work: Work) -> list[torch.Generator]:
+    """All generators that a step draws from."""
+    return [*work.generators, *([default_generator(work.device)] if has_dropout(work.flow) else ())]
+
+
+def _out_of_capture(generator: torch.Generator) -> None:
+    """Free a generator from a capture that failed, which would never let go of it; it goes on where it stands."""
+    fresh = torch.Generator(generator.device)
+    fresh.set_state(generator.get_state())
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
+
+
 @contextmanager
 def undone(work: Work) -> Iterator[None]:
     """Whatever steps happen inside leave no trace: tensors are restored in place, and the generators too."""
-    generators = [*work.generators, *([default_generator(work.device)] if has_dropout(work.flow) else ())]
+    generators = _drawn_from(work)
     noise = [generator.get_state() for generator in generators]
     known = {id(t) for t in work.mutable_tensors()}
     saved = [(t, t.detach().clone()) for t in work.mutable_tensors()]
@@ -285,7 +297,18 @@ def choose_engine(work: Work, step: int) -> tuple[Engine, str | None]:
         return EagerEngine(work), reason
     from xorflow.training.captured import CapturedEngine
 
-    return CapturedEngine(work, step), None
+    try:
+        return CapturedEngine(work, step), None
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        RuntimeError
+    ) as error:  # whatever is wrong with the step itself is found again, and said, by the plain path
+        torch.cuda.synchronize(work.device)
+        for generator in _drawn_from(work):
+            _out_of_capture(generator)
+        said = str(error.__context__ or error).strip().splitlines()[0]
+        return EagerEngine(work), f"capturing one failed ({said})"
 
 
 @functools.cache

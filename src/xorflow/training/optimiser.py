@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,26 +35,64 @@ class FusedAdam(torch.optim.Optimizer):
         defaults["capturable"] = True  # by which torch knows that the count of steps is kept on the device
         super().__init__(params, defaults)
         self._seen = dict(seen or {})
+        self._branch: torch.cuda.Stream | None = None
+        self._ahead: set[Tensor] = set()  # of the parameters, those whose step was made in the backward pass
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         del closure
         due = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        torch._foreach_add_([self._state_of(p)["step"] for p, _ in due], 1)
         for p, group in due:
-            state = self.state[p]
-            _kernels.adam(
-                p,
-                p.grad,
-                (state["exp_avg"], state["exp_avg_sq"]),
-                group["lr"],
-                state["step"],
-                betas=group["betas"],
-                eps=group["eps"],
-                weight_decay=group["weight_decay"],
-                decoupled=group["decoupled"],
-                seen=self._seen.get(p),
-            )
+            if p not in self._ahead:
+                self._change(p, group)
+        if self._branch is not None:
+            torch.cuda.current_stream(self._branch.device).wait_stream(self._branch)
+        self._ahead.clear()
+        torch._foreach_add_([self.state[p]["step"] for p, _ in due], 1)
+
+    @contextmanager
+    def beside_backward(self, branch: torch.cuda.Stream) -> Iterator[None]:
+        """Within this block each parameter changes on `branch` as soon as its gradient is there, and `step` waits for that.
+
+        The backward pass goes on meanwhile: its products leave the memory idle which this is all about. Only for gradients that
+        are used as they come, and losses in which a weight has no other part than the one that is differentiated: whatever
+        reads it later in the backward pass finds it changed.
+        """
+
+        def hasten(p: Tensor, group: dict[str, Any]) -> None:
+            branch.wait_stream(torch.cuda.current_stream(branch.device))
+            with torch.cuda.stream(branch), torch.no_grad():
+                self._change(p, group)
+            self._ahead.add(p)
+
+        hooks = [
+            p.register_post_accumulate_grad_hook(functools.partial(hasten, group=group))
+            for group in self.param_groups
+            for p in group["params"]
+        ]
+        self._branch = branch
+        try:
+            yield
+        finally:
+            self._branch = None
+            self._ahead.clear()
+            for hook in hooks:
+                hook.remove()
+
+    def _change(self, p: Tensor, group: dict[str, Any]) -> None:
+        state = self._state_of(p)
+        _kernels.adam(
+            p,
+            p.grad,
+            (state["exp_avg"], state["exp_avg_sq"]),
+            group["lr"],
+            state["step"],
+            betas=group["betas"],
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            decoupled=group["decoupled"],
+            seen=self._seen.get(p),
+        )
 
     def _state_of(self, p: Tensor) -> dict[str, Tensor]:
         state = self.state[p]
