@@ -127,6 +127,17 @@ def test_a_run_is_studied_into_its_own_folder(bits: Path, xorflow: Command) -> N
     table = read(bits / "study/table.json")
     assert {row["estimator"] for row in table["rows"]} == {"marginal", "leave-one-out:samples=2"}
     assert {(row["draws"], row["batch"]) for row in table["rows"]} == {(1, 4), (8, 4)}
+    assert table["words"].startswith("Study of the run in run.")
+    assert table["seconds"] > 0
+
+
+def test_what_a_run_is_refused_is_said(bits: Path, xorflow: Command, tmp_path: Path) -> None:
+    said = xorflow("study", bits, "--budget", "smoke", "--out", tmp_path / "out", "--device", "cpu")
+    assert (said.code, said.err) == (0, "")
+    told = " ".join(said.out.split())
+    assert "not defined for this model: disarm, arms:samples=4, rebar, relax; table.md says why" in told
+    reason = "DisARM is for choices between two values"
+    assert reason in (tmp_path / "out/table.md").read_text(encoding="utf-8")
 
 
 BAD = {
@@ -229,5 +240,5 @@ def test_the_table_fits_80_columns(smoke: Path) -> None:
     show_rows(Console(file=text, width=80), "all of them", rows)
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    assert not any("…" in line.partition("  ")[2] for line in lines)  # only names are cut
+    assert "…" not in text.getvalue()  # nothing is cut: long names go on in the next line
     assert any("no oracle" in line for line in lines)

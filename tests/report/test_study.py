@@ -7,8 +7,23 @@ from typing import Any
 import pytest
 
 from xorflow.errors import DataError
-from xorflow.report.study import make_study_table, read_study, study_markdown, training_table, write_study
-from xorflow.report.study_blocks import NOT_RUN, best_of_several, findings, study_block
+from xorflow.report.study import (
+    StudyResults,
+    make_study_table,
+    read_study,
+    study_markdown,
+    training_table,
+    write_study,
+)
+from xorflow.report.study_advice import advice, advice_block
+from xorflow.report.study_blocks import NOT_RUN, findings, study_block
+from xorflow.report.study_equal_time import best_of_several, equal_time_tables
+from xorflow.report.study_training import (
+    measured_variance,
+    objective_table,
+    training_findings,
+    training_groups,
+)
 
 PAPER = ["special-case", "special-case:baseline=greedy"]
 PLAN = {
@@ -54,7 +69,7 @@ def run(depth: int, estimator: str, greedy: float, **changes: Any) -> dict[str, 
     usual = {
         "version": 1, "id": f"training.depth-{depth}.{estimator}", "depth": depth, "estimator": estimator,
         "posterior": "none", "greedy_nll": greedy, "nll": greedy - 10, "kind": "exact", "samples": None, "seconds": 3.0,
-        "epochs": 5, "hidden": [1024], "batch_size": 128, "lr": 1e-3, "jobs": 2,
+        "epochs": 5, "hidden": [1024], "batch_size": 128, "lr": 1e-3, "jobs": 2, "stderr": 0.5,
     }  # fmt: skip
     return usual | changes
 
@@ -133,10 +148,83 @@ def test_findings_follow_from_the_figures(results: Path) -> None:
         in text
     )
     assert "`concrete` 0.20." in text
-    assert "in 1 of 3 gradients; in the others none has." in text
-    assert (
-        "have correlation 0.40; furthest from it are `arms:samples=4` (worse than its variance says)" in text
-    )
+    assert "in 1 of 3 gradients; in the others none has. In 1 the difference is more than three" in text
+
+
+def test_equal_time_shows_both_sides_and_every_estimator(results: Path) -> None:
+    text = equal_time_tables(make_study_table(read_study(results / "study"))["rows"])
+    first = "| depth-1, middle, layer 1 | `special-case` | 1 ± 0.1 | 2 | `disarm` | 0.5 ± 0.1 | 1 | 0.25 |"
+    assert first in text
+    assert "| `disarm` | **0.25** | – | – |" in text
+    assert "| `arms:samples=4` | 1.6 | – | – |" in text
+
+
+# ---- training ----
+
+
+def trained(*runs: dict[str, Any], parts: list[dict[str, Any]] = PARTS) -> dict[str, Any]:
+    return make_study_table(StudyResults(PLAN, tuple(parts), runs))
+
+
+def test_runs_are_ranked_among_those_of_the_same_objective() -> None:
+    marginal = part("depth-1", "marginal", row(**EXACT, objective="log-likelihood"))
+    table = trained(*RUNS, run(1, "marginal", 50.0), parts=[*PARTS, marginal])
+    groups = [(group.depth, group.short, len(group.runs)) for group in training_groups(table)]
+    assert groups == [
+        (1, "likelihood", 1),
+        (1, "special case", 4),
+    ]  # nothing was measured of disarm at depth 2
+    text = objective_table(table)
+    assert "| 1 | special-case bound | 4 | 70.0 (`straight-through`) | 90.0 | 110.0 | – | 0.40 | – |" in text
+    found = training_findings(table)
+    assert found[0].startswith("Depth 1, the objective comes first: the worst run for the likelihood")
+    assert "ends with 40.0 nats, the best of all others with 70.0 (`straight-through`)" in found[0]
+    assert "variance hardly tells the likelihood." in found[1]
+    assert "have correlation 0.40 (4 runs; ± 0.58 if there were no relation)" in found[1]
+    assert "says: `arms:samples=4` (worse than it says: variance 0.4, NLL 110.0)" in found[1]
+
+
+def test_noise_that_ends_better_than_the_exact_gradient_is_named() -> None:
+    """Here more noise is better, throughout, and leaves more entropy."""
+    names = ["straight-through", *(f"leave-one-out:samples={k}" for k in range(2, 9))]
+    parts = [part("depth-1", names[0], row(**EXACT))]
+    parts += [part("depth-1", name, row(variance=float(k))) for k, name in enumerate(names) if k]
+    runs = [run(1, name, 100.0 - k, layers=[{"entropy": 1.0 + k}]) for k, name in enumerate(names)]
+    wild = part("depth-1", "special-case", row(variance=1e4))
+    (found,) = training_findings(trained(*runs, run(1, "special-case", 200.0), parts=[*parts, wild]))
+    assert "Without the 1 whose variance is beyond 100, it is -1.00, of 8 runs." in found
+    assert "`straight-through`, ends with 90.0 (greedy 100.0), and 7 with noise end better" in found
+    assert "first of all `leave-one-out:samples=8` with 83.0 (greedy 93.0) at a variance of 7." in found
+    assert "with correlation -1.00: 8.0 nats an image for the best, 1.0 for the exact gradient" in found
+
+
+def test_variance_is_that_of_the_start_if_it_was_measured() -> None:
+    later = part("depth-2", "disarm", row(1, variance=4.0), row(2, variance=8.0))
+    start = part("depth-2", "disarm", row(1, variance=1.0), row(2, variance=2.0), point="start")
+    table, own = trained(parts=[later, start]), run(2, "disarm", 100.0)
+    assert measured_variance(table, own) == 1.5
+    assert measured_variance(table, own, "middle") == 6.0
+    assert measured_variance(table, own, layer=2) == 2.0
+    assert measured_variance(table, run(1, "disarm", 100.0)) is None
+
+
+def test_runs_that_are_the_same_are_said_to_be() -> None:
+    (found,) = training_findings(trained(run(1, "disarm", 90.0), run(1, "arms:samples=4", 90.0)))
+    assert found.endswith("to the last digit: `disarm`, `arms:samples=4` (depth 1).")
+
+
+def test_advice_has_the_figures_that_there_are(results: Path) -> None:
+    assert all("NLL" not in line for line in advice({"rows": [], "training": []}))
+    more = [
+        run(2, "disarm:sum_last=true", 95.0), run(1, "special-case:rewards=all", 300.0),
+        run(1, "marginal", 60.0), run(1, "analytic", 80.0),
+    ]  # fmt: skip
+    wild = part("depth-1", "special-case:rewards=all", row(variance=800.0))
+    text = "\n".join(advice(trained(*RUNS, *more, parts=[*PARTS, wild])))
+    assert "After training: `marginal` 50.0, `analytic` 70.0." in text
+    assert "without → with: `disarm` 90.0 → 85.0; better in 1 of 1." in text
+    assert "depth 1: variance at the start 1 and 800, NLL `special-case` 100.0" in text
+    assert advice_block(results).startswith("- **Choose the objective before the estimator.**")
 
 
 def test_a_block_of_a_full_study_has_tables_and_pictures_that_exist(results: Path) -> None:
@@ -150,7 +238,10 @@ def test_a_block_of_a_full_study_has_tables_and_pictures_that_exist(results: Pat
         "Every run: 5 epochs on all training images in batches of 128, learning rate 0.001 falling to 0"
         in block
     )
-    assert "2 at once, so that seconds are of shared time" in block
+    assert "2 runs at once: seconds are of shared time" in block
+    assert "these are not converged runs" in block
+    assert "Its standard error over images is 0.5 to 0.5." in block
+    assert "All draws took" not in block
     for name in ("variance_cost", "bias_variance", "variance_pixels", "training"):
         assert f"](../results/study/{name}.png)" in block
         assert (results / f"study/{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -178,8 +269,11 @@ def test_the_markdown_has_every_gradient_and_what_was_refused(results: Path) -> 
         "## Not defined",
     ]
     assert "- depth-2, analytic: needs one layer" in text
-    assert "| 2 | `disarm` | 100.00 | 90.00 | bound, 1,000 samples | 3.0 |  |" in training_table(RUNS)
-    assert "| 2 | `analytic` | – | – | – | – | not defined: needs one layer |" in text
+    assert "| 1 | `disarm` | special-case bound | 90.00 | 80.00 | exact | – | 3.0 | 1 |" in text
+    assert "| 2 | `disarm` | – | 100.00 | 90.00 | bound, 1,000 samples | – | 3.0 | – |" in text
+    assert "| 2 | `analytic` | not defined: needs one layer | – |" in text
+    posterior = run(1, "full-posterior", 95.0, elbo_nll=87.5)
+    assert "| 95.00 | 85.00 | exact | 87.50 | 3.0 |" in training_table({"rows": [], "training": [posterior]})
 
 
 def test_one_row_is_one_line_of_the_table(results: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -192,6 +193,9 @@ def _show(console: Console, table: dict[str, Any], *, training: bool, everything
         rows = [r for r in rows if r["point"] == _last_point(rows, r["model"])]
     for title, group in _groups(rows).items():
         show_rows(console, title, group)
+    if everything and table["refused"]:
+        names = ", ".join(dict.fromkeys(entry["estimator"] for entry in table["refused"]))
+        console.print(Text(f"not defined for this model: {names}; table.md says why"))
 
 
 def _last_point(rows: Sequence[Mapping[str, Any]], model: str) -> str:
@@ -210,30 +214,46 @@ def _groups(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 def show_rows(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """The estimators of one gradient: bias and variance relative to its squared norm, and the cost."""
     shown = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
-    shown.add_column("estimator", overflow="ellipsis", no_wrap=True, max_width=_NAME_WIDTH)
+    shown.add_column("estimator", overflow="fold", max_width=_NAME_WIDTH)
     for name, width in (("bias", 16), ("variance", 8), ("cosine", 7), ("passes", 6), ("ms", 6)):
         shown.add_column(name, justify="right", no_wrap=True, min_width=width)
     for row in rows:
         cells = (_bias(row), *(_short(row[key]) for key in ("variance", "cosine", "passes", "milliseconds")))
-        shown.add_row(Text(row["estimator"]), *cells)
+        shown.add_row(Text(_broken(row["estimator"], _NAME_WIDTH)), *cells)
     console.print(shown, "")
 
 
 def _show_training(console: Console, runs: Sequence[Mapping[str, Any]]) -> None:
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column("depth", justify="right", no_wrap=True, min_width=5)
-    shown.add_column("estimator", overflow="ellipsis", no_wrap=True, max_width=2 * _NAME_WIDTH - 10)
+    shown.add_column("estimator", overflow="fold", max_width=2 * _NAME_WIDTH - 10)
     for name, width in (("greedy NLL", 10), ("NLL", 7), ("seconds", 7)):
         shown.add_column(name, justify="right", no_wrap=True, min_width=width)
     for run in runs:
+        name = Text(_broken(run["estimator"], 2 * _NAME_WIDTH - 10))
         if run.get("error"):
-            shown.add_row(str(run["depth"]), Text(run["estimator"]), "-", "-", "-")
+            shown.add_row(str(run["depth"]), name, "-", "-", "-")
         else:
             nll = f"{run['nll']:.1f}" + (" " if run["kind"] == "exact" else "*")
             greedy, seconds = f"{run['greedy_nll']:.1f}", f"{run['seconds']:.1f}"
-            shown.add_row(str(run["depth"]), Text(run["estimator"]), greedy, nll, seconds)
+            shown.add_row(str(run["depth"]), name, greedy, nll, seconds)
     console.print("Negative log-likelihood of the test data, in nats (lower is better); * is a bound")
     console.print(shown)
+
+
+def _broken(text: str, width: int) -> str:
+    """An estimator's text in lines of a width, broken after a colon or a comma.
+
+    >>> print(_broken("special-case:rewards=all,baseline=none", 26))
+    special-case:rewards=all,
+     baseline=none
+    """
+    lines = [""]
+    for word in re.findall(r"[^:,]+[:,]?", text):
+        if lines[-1] and len(lines[-1] + word) > width:
+            lines.append(" ")
+        lines[-1] += word
+    return "\n".join(lines)
 
 
 def _bias(row: Mapping[str, Any]) -> str:

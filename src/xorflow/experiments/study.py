@@ -7,6 +7,7 @@ and is never measured twice.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,10 +104,11 @@ class Study:
         self.pieces = self._pieces()
 
     def _settings(self) -> dict[str, Any]:
-        budget = self._request.budget
+        budget, run = self._request.budget, self._request.run
+        own = f"Study of the run in {self._subjects[0].name}." if run is not None else budget.words
         return {
             "budget": budget.name,
-            "words": budget.words,
+            "words": own,
             "draws": self._effort.draws,
             "batch": self._rows,
             "warm_up": self._effort.warm_up,
@@ -244,6 +246,7 @@ class Study:
         return Bench(flow.to(subject.device), batch, others, self._effort), described
 
     def _measure(self, piece: Piece, bench: Bench, described: dict[str, Any]) -> None:
+        began = time.perf_counter()
         with out_of_memory_as_error("lower --batch"):
             found = bench.measure(piece.estimator)
         content = {
@@ -253,6 +256,7 @@ class Study:
             "estimator": piece.estimator,
             **described,
             **found,
+            "seconds": round(time.perf_counter() - began, 3),
             "versions": versions(),
         }
         write_compact(piece.file(self._request.out), content)

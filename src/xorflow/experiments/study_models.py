@@ -172,7 +172,7 @@ def _own(name: str, title: str, options: Options, folder: Path, budget: StudyBud
     small = name in _SMALL
     depth, middle = options.layers or 1, middle_epoch(options.epochs)
     words = (
-        f"trained for {options.epochs} epochs by {options.estimator}, on a fixed base, networks of {options.hidden[0]:,} "
+        f"trained for {_epochs(options.epochs)} by {options.estimator}, on a fixed base, networks of {options.hidden[0]:,} "
         f"hidden units; middle: after epoch {middle}"
     )
     points = budget.points if not small else tuple(p for p in budget.points if p != "middle")
@@ -191,6 +191,10 @@ def _own(name: str, title: str, options: Options, folder: Path, budget: StudyBud
     return Subject(
         name, title, words, points, POINTS, estimators, blank, at, dataset, options.device, pinned=small
     )
+
+
+def _epochs(count: int) -> str:
+    return "1 epoch" if count == 1 else f"{count} epochs"
 
 
 def middle_epoch(epochs: int) -> int:
@@ -303,7 +307,7 @@ def run_model(run: Path, device: str) -> Subject:
     return Subject(
         name=run.resolve().name,
         title=f"the run in {run.resolve().name}",
-        words=f"trained for {opened.options.epochs} epochs by {opened.options.estimator}",
+        words=f"trained for {_epochs(opened.options.epochs)} by {opened.options.estimator}",
         points=("converged",),
         known=known,
         estimators=default_estimators(flow.depth, posterior=flow.has_posterior),

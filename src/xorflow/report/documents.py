@@ -19,6 +19,7 @@ from xorflow.report.paper_blocks import (
     verdict_block,
 )
 from xorflow.report.strong import strong_block
+from xorflow.report.study_advice import advice_block
 from xorflow.report.study_blocks import study_block
 from xorflow.report.summary import reported_part, run_figures
 from xorflow.training.storage import read_json, write_bytes
@@ -72,7 +73,7 @@ DOCUMENTS: dict[str, dict[str, Block]] = {
     },
     "docs/conditioners.md": {"strong": strong_block},
     "docs/depth.md": {"depth": depth_block},
-    "docs/which_estimator.md": {"study": study_block},
+    "docs/which_estimator.md": {"advice": advice_block, "study": study_block},
 }
 """By file, below the root of the project: its blocks."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from xorflow.report.study import POINTS, cost, same_gradient, short, training_table, with_error
-from xorflow.report.study_figures import measured_variance
+from xorflow.report.study import POINTS, SMALL, same_gradient, short, training_table, with_error
+from xorflow.report.study_equal_time import best_of_several, equal_time_findings, equal_time_tables
+from xorflow.report.study_training import objective_table, training_findings
 from xorflow.training.storage import read_json
 
 NOT_RUN = (
@@ -16,24 +16,22 @@ NOT_RUN = (
     "them, and `make docs` writes them into this page."
 )
 
-_SMALL = 16
-"""Features of models that only serve to be enumerated."""
-
 _CHANCE = 3.0
-_SEVERAL = ("leave-one-out", "multi-sample", "disarm", "arms", "double-cv")
-"""Estimators of several samples or arms."""
 
 _PICTURES = (
     (
         "variance_cost.png",
-        "Variance against the time of a gradient; on the dotted line, estimators without any",
+        "Variance against the time of a gradient; dotted: none; dashed: as the paper's best control variate at equal time",
     ),
     (
         "bias_variance.png",
         "Bias against variance; open markers are three standard errors of a bias not told from zero",
     ),
     ("variance_pixels.png", "Variance of the gradient in the output bias of each pixel, at depth 1"),
-    ("training.png", "Greedy likelihood after training against the measured variance"),
+)
+_TRAINING_PICTURE = (
+    "training.png",
+    "NLL after training, by objective and against the variance at the start; an arrow is a figure off the scale",
 )
 
 Row = dict[str, Any]
@@ -41,33 +39,48 @@ Row = dict[str, Any]
 
 def study_block(results: Path) -> str:
     """For the page on estimators: findings, tables, pictures; or that the study has not been run."""
-    path = results / "study/table.json"
-    table = read_json(path, "the table of the study") if path.exists() else None
-    if table is None or table["settings"]["budget"] != "full" or not (table["rows"] or table["training"]):
+    table = full_study(results)
+    if table is None:
         return NOT_RUN
     parts = [_settings(table)] if table["rows"] else []
     parts += ["\n".join(f"- {line}" for line in findings(table))]
-    images = [row for row in table["rows"] if row["features"] > _SMALL]
+    images = [row for row in table["rows"] if row["features"] > SMALL]
     if best_of_several(images):
-        parts.append(f"### At equal time\n\n{_equal_time_table(images)}")
-    parts += _tables(table)
+        parts.append(f"### At equal time\n\n{equal_time_tables(images)}")
+    parts += _shown(results, *_PICTURES)
     if table["training"]:
-        parts.append(f"### Training with them\n\n{_recipe(table)}\n\n{training_table(table['training'])}")
-    parts += [
-        f"![{words}](../results/study/{name})" for name, words in _PICTURES if (path.parent / name).exists()
-    ]
+        parts += [f"### Training with them\n\n{_recipe(table)}", *_told(table)]
+        parts += [*_shown(results, _TRAINING_PICTURE), training_table(table)]
+    parts += _tables(table)
     if table["rows"]:
         parts.append("All layers, points and models are in [the whole table](../results/study/table.md).")
     return "\n\n".join(parts)
+
+
+def full_study(results: Path) -> Row | None:
+    """The committed table; None if there is none, or it is of a smaller budget."""
+    path = results / "study/table.json"
+    if not path.exists():
+        return None
+    table = read_json(path, "the table of the study")
+    is_full = table["settings"]["budget"] == "full" and (table["rows"] or table["training"])
+    return table if is_full else None
+
+
+def _shown(results: Path, *pictures: tuple[str, str]) -> list[str]:
+    there = [(name, words) for name, words in pictures if (results / "study" / name).exists()]
+    return [f"![{words}](../results/study/{name})" for name, words in there]
 
 
 def _settings(table: Row) -> str:
     held = table["settings"]
     draws = f"{held['draws']:,} draws of every estimator on one batch of {held['batch']} images"
     where = held["device"] or "the CPU"
+    took = f" All draws took {table['seconds']:,.0f} s." if "seconds" in table else ""
     return (
         f"Measured on {where}: {draws}. Bias is the squared distance of their mean from the exact gradient, estimated without "
         "bias of its own, so that it may be negative. It and the variance are divided by the squared norm of that gradient."
+        f"{took}"
     )
 
 
@@ -77,12 +90,43 @@ def _recipe(table: Row) -> str:
     if run is None:
         return "No run has come to its end."
     widths = ", ".join(f"{width:,}" for width in run["hidden"])
-    beside = "" if run["jobs"] == 1 else f", {run['jobs']} at once, so that seconds are of shared time"
+    beside = (
+        ""
+        if run["jobs"] == 1
+        else f" {run['jobs']} runs at once: seconds are of shared time, and what is beside a costly run waits with it."
+    )
     return (
         f"Every run: {run['epochs']} epochs on all training images in batches of {run['batch_size']}, learning rate "
-        f"{run['lr']:g} falling to 0, networks of {widths} hidden units on the fixed base, from the same start{beside}. "
-        "The weights are those of the last epoch."
+        f"{run['lr']:g} falling to 0, networks of {widths} hidden units on the fixed base, from the same start, with one seed. "
+        f"The weights are those of the last epoch. {run['epochs']} epochs are few: these are not converged runs, and what is "
+        f"close together may change places with another seed.{beside} Milliseconds are of one gradient, alone on the device."
     )
+
+
+_MEANING = (
+    "All figures are of test images, in nats, and lower is better. Greedy NLL is exact, the likelihood of the deterministic "
+    "reading: another model with the same weights. NLL is exact at depth 1. At depth 2 it is a bound from importance samples, "
+    "on average above the model's NLL. So is the ELBO, of runs with a posterior."
+)
+_RANKS = (
+    "What each objective reaches, and the correlation of the ranks of NLL and variance of its estimators, at each point of the "
+    "study where the variance was measured:"
+)
+
+
+def _told(table: Row) -> list[str]:
+    """What the runs say, before all of them are listed."""
+    errors = [run["stderr"] for run in table["training"] if not run.get("error") and "stderr" in run]
+    spread = f" Its standard error over images is {min(errors):.1f} to {max(errors):.1f}." if errors else ""
+    found = training_findings(table)
+    if not found:
+        return [f"{_MEANING}{spread}"]
+    return [
+        f"{_MEANING}{spread}",
+        _RANKS,
+        objective_table(table),
+        "\n".join(f"- {line}" for line in found),
+    ]
 
 
 # ---- findings ----
@@ -90,9 +134,8 @@ def _recipe(table: Row) -> str:
 
 def findings(table: Row) -> list[str]:
     """What the figures say, one sentence or two each."""
-    rows = [row for row in table["rows"] if row["features"] > _SMALL]
-    found = [*_unbiased(rows), *_straight_through(rows), *_biased(rows), *_at_equal_time(rows)]
-    return found + [line for depth in (1, 2) for line in _training(table, depth)]
+    rows = [row for row in table["rows"] if row["features"] > SMALL]
+    return [*_unbiased(rows), *_straight_through(rows), *_biased(rows), *equal_time_findings(rows)]
 
 
 def is_within(row: Row) -> bool:
@@ -169,80 +212,12 @@ def _place(row: Row) -> str:
     return f"{row['model']}, {row['point']}, {layer}"
 
 
-def _at_equal_time(rows: Sequence[Row]) -> list[str]:
-    best = best_of_several(rows)
-    if not best:
-        return []
-    below = sum(row["variance_at_equal_cost"] < 1 for row in best)
-    return [
-        "At equal measured time an estimator of several samples or arms has less variance than the paper's best control "
-        f"variate in {below} of {len(best)} gradients{'' if below == len(best) else '; in the others none has'}."
-    ]
-
-
-def best_of_several(rows: Sequence[Row]) -> list[Row]:
-    """For each gradient of a generator that has a reference: the best estimator of several samples or arms, at equal time."""
-    found: dict[tuple[Any, ...], Row] = {}
-    for row in rows:
-        if row["part"] != "generator" or not _is_comparable(row):
-            continue
-        key = (row["model"], row["point"], row["layer"])
-        if key not in found or (cost(row) or 0.0) < (cost(found[key]) or 0.0):
-            found[key] = row
-    return list(found.values())
-
-
-def _is_comparable(row: Row) -> bool:
-    """Whether it draws several, and estimates the same gradient as the reference."""
-    several = row["estimator"].startswith(_SEVERAL) and row["draws"] > 1
-    return several and row["objective"] == "special-case bound" and row["variance_at_equal_cost"] is not None
-
-
-def _equal_time_table(rows: Sequence[Row]) -> str:
-    lines = [
-        "| gradient | the paper's best control variate | best of several samples or arms | its variance at equal time |",
-        "|---|---|---|---:|",
-    ]
-    for row in best_of_several(rows):
-        names = f"`{row['reference']}` | `{row['estimator']}`"
-        lines.append(f"| {_place(row)} | {names} | {row['variance_at_equal_cost']:.2g} |")
-    return "\n".join(lines)
-
-
-def _training(table: Row, depth: int) -> list[str]:
-    """Whether estimators of less variance end with better likelihoods, and which do not."""
-    pairs = []
-    for run in table["training"]:
-        variance = None if run.get("error") else measured_variance(table, run)
-        if run["depth"] == depth and variance is not None:
-            pairs.append((run["estimator"], variance, run["greedy_nll"]))
-    if len(pairs) < 4:
-        return []
-    by_variance, by_nll = (_ranks([pair[index] for pair in pairs]) for index in (1, 2))
-    agreement = statistics.correlation(by_variance, by_nll) if len(set(by_variance)) > 1 else 0.0
-    apart = sorted(range(len(pairs)), key=lambda i: abs(by_variance[i] - by_nll[i]), reverse=True)[:3]
-    names = ", ".join(
-        f"`{pairs[i][0]}` ({'better' if by_nll[i] < by_variance[i] else 'worse'} than its variance says)"
-        for i in apart
-    )
-    return [
-        f"Training at depth {depth}: the ranks of measured variance and of the final greedy likelihood have correlation "
-        f"{agreement:.2f}; furthest from it are {names}."
-    ]
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """From 0 on; equal values share the mean of their ranks."""
-    order = sorted(values)
-    return [(order.index(value) + len(order) - 1 - order[::-1].index(value)) / 2 for value in values]
-
-
 # ---- tables ----
 
 
 def _tables(table: Row) -> list[str]:
     """For each layer of the models on images, all estimators in the middle of training."""
-    rows = [row for row in table["rows"] if row["features"] > _SMALL and row["part"] != "base"]
+    rows = [row for row in table["rows"] if row["features"] > SMALL and row["part"] != "base"]
     parts, seen = [], set()
     for row in rows:
         key = (row["model"], row["part"], row["layer"])

@@ -19,36 +19,13 @@ from matplotlib.ticker import (
 )
 
 from xorflow.report.images import save_figure
-from xorflow.report.study import POINTS, StudyResults
+from xorflow.report.study import POINTS, SMALL, StudyResults, cost
+from xorflow.report.study_looks import Looks, add_legend, legend_height
+from xorflow.report.study_training_figure import draw_training
 
-_COLOURS = {
-    "special-case": "tab:blue",
-    "leave-one-out": "tab:orange",
-    "multi-sample": "tab:green",
-    "disarm": "tab:red",
-    "arms": "tab:purple",
-    "double-cv": "tab:brown",
-    "rebar": "tab:pink",
-    "relax": "tab:olive",
-    "full-posterior": "tab:cyan",
-    "marginal": "black",
-    "analytic": "dimgrey",
-    "local-expectation": "goldenrod",
-    "proposal-prefix": "navy",
-    "straight-through": "lime",
-    "reinmax": "teal",
-    "st-gumbel": "darkviolet",
-    "concrete": "saddlebrown",
-}
-_MARKERS = "osD^vP*X<>"
 _MOST_MAPS = 15
-_SMALL = 16
-"""Features of models that only serve to be enumerated."""
 _NEVER_WORSE = 3.0
 """A bias of fewer standard errors is not told from zero."""
-
-_WIDE = 4.0
-"""Likelihoods further apart than this are drawn on a logarithmic scale."""
 
 Row = dict[str, Any]
 Place = Callable[[Row], tuple[float, float] | None]
@@ -66,8 +43,7 @@ def draw_study(results: StudyResults, table: dict[str, Any], folder: Path) -> li
     if maps:
         draw_maps(maps, folder / "variance_pixels.png")
         made.append(folder / "variance_pixels.png")
-    if any(not run.get("error") and measured_variance(table, run) is not None for run in table["training"]):
-        draw_training(table, folder / "training.png")
+    if draw_training(table, folder / "training.png"):
         made.append(folder / "training.png")
     return made
 
@@ -75,7 +51,7 @@ def draw_study(results: StudyResults, table: dict[str, Any], folder: Path) -> li
 def _to_compare(rows: Sequence[Row]) -> list[Row]:
     """The gradients of networks; of models on images alone, if there are any."""
     known = [row for row in rows if row["variance"] is not None and row["part"] != "base"]
-    return [row for row in known if row["features"] > _SMALL] or known
+    return [row for row in known if row["features"] > SMALL] or known
 
 
 def _to_map(parts: Sequence[Row]) -> list[Row]:
@@ -90,22 +66,6 @@ def _to_map(parts: Sequence[Row]) -> list[Row]:
 def _is_far_off(estimator: str) -> bool:
     """Whether its variance is of another order, so that it would leave one colour to all the others."""
     return estimator.startswith(("proposal-prefix", "special-case:rewards=all"))
-
-
-class _Looks:
-    """One colour for a family of estimators, one marker for each of its variants."""
-
-    def __init__(self, estimators: Iterable[str]) -> None:
-        self._variants: dict[str, list[str]] = {}
-        for text in sorted(estimators):
-            known = self._variants.setdefault(text.partition(":")[0], [])
-            if text not in known:
-                known.append(text)
-
-    def __getitem__(self, text: str) -> dict[str, Any]:
-        family = text.partition(":")[0]
-        marker = _MARKERS[self._variants[family].index(text) % len(_MARKERS)]
-        return {"color": _COLOURS.get(family, "grey"), "marker": marker}
 
 
 # ---- rows against each other ----
@@ -125,12 +85,29 @@ def _panels(rows: Sequence[Row]) -> list[list[list[Row]]]:
 
 
 def draw_cost(rows: Sequence[Row], path: Path) -> None:
-    """Variance against the time of a gradient: what is below and to the left is better; at the bottom, what has none."""
-    _draw_grid(rows, path, _place_cost, "milliseconds of a gradient", "variance / |gradient|²", None)
+    """Variance against the time of a gradient: what is below and to the left is better; at the bottom, what has none.
+
+    On the dashed line, variance times time is that of the paper's best control variate.
+    """
+    _draw_grid(
+        rows,
+        path,
+        lambda row: (row["milliseconds"], row["variance"]),
+        ("milliseconds of a gradient", "variance / |gradient|²"),
+        under=_draw_reference,
+    )
 
 
-def _place_cost(row: Row) -> tuple[float, float]:
-    return row["milliseconds"], row["variance"]
+def _draw_reference(axes: Axes, rows: Sequence[Row]) -> None:
+    held = next((row for row in rows if row["estimator"] == row["reference"]), None)
+    if held is None:
+        return
+    low, high = axes.get_xlim()
+    bounds = axes.get_ylim()
+    at = np.geomspace(low, high, 50)
+    axes.plot(at, (cost(held) or 0.0) / at, color="tab:blue", linewidth=0.8, linestyle="--", zorder=0)
+    axes.set_xlim(low, high)
+    axes.set_ylim(bounds)
 
 
 def draw_bias(rows: Sequence[Row], path: Path) -> None:
@@ -141,9 +118,8 @@ def draw_bias(rows: Sequence[Row], path: Path) -> None:
             known,
             path,
             lambda row: (row["variance"], max(row["bias"], _NEVER_WORSE * row["bias_stderr"])),
-            "variance / |gradient|²",
-            "|bias|² / |gradient|²",
-            lambda row: row["bias"] > _NEVER_WORSE * row["bias_stderr"],
+            ("variance / |gradient|²", "|bias|² / |gradient|²"),
+            is_filled=lambda row: row["bias"] > _NEVER_WORSE * row["bias_stderr"],
         )
 
 
@@ -151,28 +127,29 @@ def _draw_grid(
     rows: Sequence[Row],
     path: Path,
     place: Place,
-    across: str,
-    up: str,
-    is_filled: Callable[[Row], bool] | None,
+    labels: tuple[str, str],
+    *,
+    is_filled: Callable[[Row], bool] = bool,
+    under: Callable[[Axes, Sequence[Row]], None] | None = None,
 ) -> None:
     lines = _panels(rows)
-    looks = _Looks(row["estimator"] for row in rows)
-    width, height = 3.6 * len(lines[0]) + 4.5, 3.0 * len(lines) + 0.6
-    figure = Figure(figsize=(width, max(height, 6.0)), layout="constrained")
+    looks = Looks(row["estimator"] for row in rows)
+    width, height = 3.6 * len(lines[0]), 3.2 * len(lines) + legend_height(len(looks.names) + 1)
+    figure = Figure(figsize=(max(width, 8.0), height), layout="constrained")
     grid = figure.subplots(len(lines), len(lines[0]), squeeze=False)
     for axes_of_line, panels in zip(grid, lines, strict=True):
         for axes, panel in zip(axes_of_line, panels, strict=True):
             _scatter(axes, panel, place, looks, is_filled)
-            axes.set_xlabel(across if panels is lines[-1] else "")
-        axes_of_line[0].set_ylabel(up)
-    named = {text: looks[text] for text in sorted({row["estimator"] for row in rows})}
-    handles = [grid[0][0].plot([], [], linestyle="", label=text, **look)[0] for text, look in named.items()]
-    figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=7)
+            if under is not None and panel:
+                under(axes, panel)
+            axes.set_xlabel(labels[0] if panels is lines[-1] else "")
+        axes_of_line[0].set_ylabel(labels[1])
+    add_legend(figure, looks.handles())
     save_figure(figure, path)
 
 
 def _scatter(
-    axes: Axes, rows: Sequence[Row], place: Place, looks: _Looks, is_filled: Callable[[Row], bool] | None
+    axes: Axes, rows: Sequence[Row], place: Place, looks: Looks, is_filled: Callable[[Row], bool]
 ) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -187,9 +164,7 @@ def _scatter(
     least = [_below(spot[axis] for _, spot in spots) for axis in (0, 1)]
     for row, spot in spots:
         at = [value if value > 0 else low for value, low in zip(spot, least, strict=True)]
-        look = looks[row["estimator"]]
-        filled = is_filled is None or is_filled(row)
-        axes.plot(*at, linestyle="", markersize=6, markerfacecolor=None if filled else "none", **look)
+        looks.put(axes, at, row["estimator"], filled=is_filled(row))
     _label_decades(axes)
     for axis, low in zip("xy", least, strict=True):
         if any(spot["xy".index(axis)] <= 0 for _, spot in spots):
@@ -203,7 +178,7 @@ def _label_decades(axes: Axes) -> None:
         narrow = high / low < 200
         # within a factor of three there may be no such tick at all
         within = MaxNLocator(4) if high / low < 3 else LogLocator(subs=(1.0, 2.0, 5.0), numticks=8)
-        axis.set_major_locator(within if narrow else LogLocator(subs=(1.0,), numticks=8))
+        axis.set_major_locator(within if narrow else LogLocator(subs=(1.0,), numticks=6))
         axis.set_major_formatter(StrMethodFormatter("{x:g}") if narrow else LogFormatterSciNotation())
         axis.set_minor_locator(NullLocator())
 
@@ -213,7 +188,7 @@ def _below(values: Iterable[float]) -> float:
     return min((value for value in values if value > 0), default=1.0) / 10
 
 
-# ---- maps and training ----
+# ---- maps ----
 
 
 def _of_last_point(parts: Sequence[Row]) -> list[Row]:
@@ -248,55 +223,3 @@ def draw_maps(parts: Sequence[Row], path: Path) -> None:
     )
     figure.colorbar(shown, ax=grid, shrink=0.7)
     save_figure(figure, path)
-
-
-def draw_training(table: dict[str, Any], path: Path) -> None:
-    """The greedy likelihood that training ends with, against the variance that was measured; a panel for each depth."""
-    spots = [
-        (run, variance)
-        for run in table["training"]
-        if not run.get("error") and (variance := measured_variance(table, run)) is not None
-    ]
-    named = sorted({run["estimator"] for run, _ in spots})
-    depths = sorted({run["depth"] for run, _ in spots})
-    looks = _Looks(named)
-    height = max(5.0, 0.17 * len(named) + 0.5)
-    figure = Figure(figsize=(4.6 * len(depths) + 3.5, height), layout="constrained")
-    grid = figure.subplots(1, len(depths), squeeze=False)[0]
-    for axes, depth in zip(grid, depths, strict=True):
-        _training_panel(axes, [(run, variance) for run, variance in spots if run["depth"] == depth], looks)
-    grid[0].set_ylabel("greedy NLL of test data, nats")
-    handles = [grid[0].plot([], [], linestyle="", label=text, **looks[text])[0] for text in named]
-    figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=7)
-    save_figure(figure, path)
-
-
-def _training_panel(axes: Axes, spots: Sequence[tuple[Row, float]], looks: _Looks) -> None:
-    low = _below(variance for _, variance in spots)
-    for run, variance in spots:
-        axes.plot(variance or low, run["greedy_nll"], linestyle="", **looks[run["estimator"]])
-    axes.axvline(low, color="grey", linewidth=0.6, linestyle=":")
-    axes.set_xscale("log")
-    values = [run["greedy_nll"] for run, _ in spots]
-    if max(values) > _WIDE * min(values):
-        axes.set_yscale("log")
-        axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    first = spots[0][0]
-    axes.set_title(f"depth {first['depth']}, epochs: {first['epochs']}", fontsize=9)
-    axes.set_xlabel("measured variance / |gradient|² (dotted: none)")
-    axes.grid(alpha=0.3)
-
-
-def measured_variance(table: dict[str, Any], run: Row) -> float | None:
-    """Of the whole gradient in the middle of training, or at whatever point was measured, at the same depth."""
-    rows = [
-        row
-        for row in table["rows"]
-        if row["estimator"] == run["estimator"] and row["depth"] == run["depth"] and row["features"] > _SMALL
-    ]
-    order = ("middle", "converged", "start")
-    point = min((row["point"] for row in rows), key=order.index, default=None)
-    chosen = [row for row in rows if row["point"] == point]
-    scale = sum(row["norm"] ** 2 for row in chosen)
-    return sum(row["trace"] for row in chosen) / scale if scale > 0 else None

@@ -1,0 +1,95 @@
+"""The picture of the training comparison: what each objective reaches, and what the variance says within it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from xorflow.report.images import save_figure
+from xorflow.report.study_looks import Looks, add_legend, legend_height
+from xorflow.report.study_training import Group, measured_variance, training_groups
+
+_FAR = 1.4
+"""A likelihood beyond so many times the median is drawn at the edge, with its figure beside it."""
+_FEWEST = 4
+"""Runs of one objective that have a panel of their own."""
+Spot = tuple[str, float, float]
+"""An estimator, its place across, the NLL of its run."""
+
+
+def draw_training(table: dict[str, Any], path: Path) -> bool:
+    """A line for each depth: all runs by objective, and a panel for each objective of several; whether there is any run."""
+    groups = training_groups(table)
+    if not groups:
+        return False
+    depths = sorted({group.depth for group in groups})
+    measured = {(g.depth, g.objective): spots for g in groups if len(spots := _spots(table, g)) >= _FEWEST}
+    columns = list(dict.fromkeys(objective for _, objective in measured))
+    looks = Looks(run["estimator"] for group in groups for run in group.runs)
+    size = 3.7 * (1 + len(columns)), 3.3 * len(depths) + legend_height(len(looks.names))
+    figure = Figure(figsize=(max(size[0], 8.0), size[1]), layout="constrained")
+    grid = figure.subplots(len(depths), 1 + len(columns), squeeze=False)
+    for depth, (left, *others) in zip(depths, grid, strict=True):
+        _draw_objectives(left, [group for group in groups if group.depth == depth], looks)
+        for axes, objective in zip(others, columns, strict=True):
+            _draw_variance(axes, depth, objective, measured.get((depth, objective), []), looks)
+    add_legend(figure, looks.handles())
+    save_figure(figure, path)
+    return True
+
+
+def _spots(table: dict[str, Any], group: Group) -> list[Spot]:
+    found = [(run, measured_variance(table, run)) for run in group.runs]
+    return [(run["estimator"], value, run["nll"]) for run, value in found if value is not None]
+
+
+def _draw_objectives(axes: Axes, groups: Sequence[Group], looks: Looks) -> None:
+    spots: list[Spot] = []
+    for place, group in enumerate(groups):
+        last = max(1, len(group.runs) - 1)
+        across = [place + 0.6 * (index / last - 0.5) for index in range(len(group.runs))]
+        spots += [(run["estimator"], at, run["nll"]) for at, run in zip(across, group.runs, strict=True)]
+    axes.set_xticks(range(len(groups)), [group.short.replace(" ", "\n", 1) for group in groups])
+    axes.set_title(f"depth {groups[0].depth}: all runs, by objective", fontsize=9)
+    axes.set_xlim(-0.6, len(groups) - 0.4)
+    _put(axes, spots, looks, joined=True)
+
+
+def _draw_variance(axes: Axes, depth: int, objective: str, spots: Sequence[Spot], looks: Looks) -> None:
+    axes.set_title(f"depth {depth}: {objective}", fontsize=9)
+    if not spots:
+        axes.set_axis_off()
+        axes.text(
+            0.5, 0.5, "variance not measured", ha="center", va="center", fontsize=8, transform=axes.transAxes
+        )
+        return
+    axes.set_xscale("log")
+    positive = [variance for _, variance, _ in spots if variance > 0]
+    low = min(positive, default=1.0) / 10
+    if len(positive) < len(spots):
+        axes.axvline(low, color="grey", linewidth=0.6, linestyle=":")
+    axes.set_xlabel("variance at the start / |gradient|² (dotted: none)", fontsize=8)
+    _put(axes, [(name, variance or low, nll) for name, variance, nll in spots], looks)
+
+
+def _put(axes: Axes, spots: Sequence[Spot], looks: Looks, *, joined: bool = False) -> None:
+    """Draw runs; figures off the scale are written beside their markers, or all beside the first."""
+    nlls = sorted(nll for _, _, nll in spots)
+    near = [nll for nll in nlls if nll <= _FAR * nlls[len(nlls) // 2]]
+    top = max(near) + 0.06 * (max(near) - min(near) + 1)
+    for name, across, nll in spots:
+        looks.put(axes, (across, min(nll, top)), name)
+    far = sorted((across, nll) for _, across, nll in spots if nll > top)
+    labels = [(across, f"{nll:.0f}") for across, nll in far]
+    if joined and far:
+        labels = [(far[0][0], ", ".join(text for _, text in labels))]
+    for across, text in labels:
+        aside = {"xytext": (-6, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
+        axes.annotate(f"{text} ↑", (across, top), fontsize=7, **aside)
+    axes.set_ylabel("NLL of test data, nats", fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.3)
