@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -55,7 +56,7 @@ class CapturedEngine:
         self._counters = torch.tensor([step, 0], device=device)
         self._increments = torch.tensor([1, work.batch_size], device=device)
         self._branch = stream_of_thread(device, "branch")
-        with _CAPTURING:
+        with _CAPTURING, _nothing_collected():
             self._one, self._several = self._capture()
 
     # ---- what is captured ----
@@ -138,6 +139,19 @@ class CapturedEngine:
             return _STEPS_A_LAUNCH
         self._one.replay()
         return 1
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """No cycles of objects are collected in here: among them may be the graphs of an earlier run, and destroying one is not
+    allowed during a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager

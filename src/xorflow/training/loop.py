@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import threading
@@ -94,7 +95,7 @@ class Trainer:
             for part in attention_stacks(flow):
                 part.compile_blocks()
         with quick_products(self.device.type == "cuda"):  # otherwise Fabric logs advice to switch them on
-            self.fabric = _make_fabric(self.device, options.precision)
+            self.fabric = _fabric_for(self.device, options.precision)
             self.fabric.to_device(self.step_module)
             optimiser = make_optimiser(self.step_module, options, self.device)
             wrapped, self.optimiser = self.fabric.setup(self.step_module, optimiser)
@@ -349,6 +350,11 @@ def _with_layer(name: str) -> str:
     return name if found is None else f"{name}, in layer {int(found[1]) + 1}"
 
 
+def _fabric_for(device: torch.device, precision: str) -> Fabric:
+    """One for all runs of a kind: each looks through all installed packages. A scale of gradients is a run's own."""
+    return _make_fabric(device, precision) if precision == "16-mixed" else _shared_fabric(device, precision)
+
+
 def _make_fabric(device: torch.device, precision: str) -> Fabric:
     from lightning_fabric import Fabric  # half of the package's import time, and only training needs it
 
@@ -357,3 +363,6 @@ def _make_fabric(device: torch.device, precision: str) -> Fabric:
         devices=[device.index or 0] if device.type == "cuda" else 1,
         precision="32-true" if precision in ("auto", "tf32") else precision,  # pyright: ignore[reportArgumentType]
     )
+
+
+_shared_fabric = functools.cache(_make_fabric)

@@ -60,6 +60,8 @@ class FusedAdam(torch.optim.Optimizer):
         """
 
         def hasten(p: Tensor, group: dict[str, Any]) -> None:
+            if p.grad is None:
+                return
             branch.wait_stream(torch.cuda.current_stream(branch.device))
             with torch.cuda.stream(branch), torch.no_grad():
                 self._change(p, group)
@@ -80,6 +82,7 @@ class FusedAdam(torch.optim.Optimizer):
                 hook.remove()
 
     def _change(self, p: Tensor, group: dict[str, Any]) -> None:
+        assert p.grad is not None
         state = self._state_of(p)
         _kernels.adam(
             p,
