@@ -45,6 +45,10 @@ def train_together(trainers: Sequence[Trainer]) -> list[Exception | None]:
     steps = {trainer.progress.step for trainer in trainers}
     if len(steps) > 1:
         raise Apart(f"they stand at different steps: {', '.join(map(str, sorted(steps)))}")
+    if 0 in steps:  # starts were made one after the other
+        spent = sum(trainer.progress.seconds for trainer in trainers)
+        for trainer in trainers:
+            trainer.progress.seconds = spent
     for trainer in trainers:
         trainer.start_clock()
     ensemble = Ensemble([trainer.machinery for trainer in trainers])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,11 +131,15 @@ def begin_run(
     resolve_device(options.device)
     estimator = build_estimator(options.estimator)
     dataset = dataset or build_data(options)
+    began = time.monotonic()
     flow = _new_flow(options, dataset, model)
+    fitted = time.monotonic() - began
     _check(options, estimator, flow)
     prepare_folder(out)
     write_config(out, options, flow, dataset)
-    return _trainer(flow, estimator, dataset, options, out, observer, stop)
+    trainer = _trainer(flow, estimator, dataset, options, out, observer, stop)
+    trainer.progress.seconds = fitted  # a start that is fitted to the data is training, too
+    return trainer
 
 
 def check_run(options: Options, dataset: Dataset, *, model: dict | None = None) -> None:
