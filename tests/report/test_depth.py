@@ -23,6 +23,7 @@ def row(name: str, depth: int, bound: float, **changes: Any) -> dict[str, Any]:
         "estimator": "marginal", "bound": bound, "validation": bound + 1,
         "kind": "exact" if depth == 1 else "lower bound", "stderr": 0.1,
         "samples": None if depth == 1 else 1000, "greedy": bound + 17, "refit": bound - 25,
+        "validation_greedy": bound + 18, "validation_refit": bound - 24,
         "flip_rates": [0.1] * depth, "greedy_flip_rates": [0.02] * depth, "entropy": [40.0] * depth,
         "effective_depth": depth, "parameters": 12_000_000, "seconds": 20.0, "seeds": [0],
         "spread": {"nll": {"std": None}}, "sampling_passes": 784 * depth, "sampling_seconds": 0.1, "reading": "latent",
@@ -41,6 +42,7 @@ def coupling(depth: int, bound: float, estimator: str = "full-posterior") -> dic
         series=estimator,
         sampling_passes=depth,
         refit=bound + 30,
+        validation_refit=bound + 31,
     )
 
 
@@ -83,11 +85,57 @@ def test_a_layer_that_does_nothing_is_no_depth() -> None:
     assert "rows with such layers: `idle` (1 of 2)" in found
 
 
+def test_time_is_compared_with_flows_of_as_many_weights() -> None:
+    one, deep = row("one", 1, 145.0), row("two", 2, 143.0, seconds=30.0)
+    assert "No flow of depth 1 had as much time: `one` trained longest, for 20 seconds" in words(one, deep)
+    long = row("long", 1, 146.0, seconds=31.0)
+    assert "`long` of depth 1 trained for 31 seconds and has 146.00 nats." in words(one, long, deep)
+    small = row("small", 1, 150.0, seconds=60.0, parameters=6_000_000)
+    assert "small" not in words(one, small, deep)
+    quick = words(one, row("two", 2, 143.0, seconds=10.0))
+    assert "12.0 and 12.0 million weights, the same, and trained for 20 and 10 seconds.\n" in quick
+
+
+def test_rows_of_fewer_seeds_do_not_decide_for_depth() -> None:
+    seeds = {"seeds": [0, 1, 2], "spread": {"nll": {"std": 0.1}}}
+    found = words(row("one", 1, 145.0, **seeds), row("two", 2, 143.0, **seeds), row("four", 4, 142.0))
+    assert "by 2.00 nats" in found
+    assert "Of fewer seeds, `four` has at most 142.00 nats." in found
+
+
+def test_bijections_of_one_layer_and_of_more() -> None:
+    one = row("one", 1, 145.0, greedy=161.0, validation_greedy=161.0)
+    found = words(one, row("two", 2, 143.0), row("idle", 2, 100.0, effective_depth=1))
+    assert (
+        "best flow of depth 2 or more has 160.0 nats (`two`), and 118.0 on a refitted base (`two`)" in found
+    )
+    assert "the best flow of depth 1 has 161.0 nats (`one`), and 120.0" in found
+
+
+def test_one_ordering() -> None:
+    shared = row("shared", 2, 146.0, series="code-shared")
+    found = words(row("one", 1, 145.0), row("two", 2, 143.0), shared)
+    assert "depth 2 reaches 146.00 nats (`shared`), and 143.00 in several." in found
+
+
+def test_straight_through_has_the_better_of_its_readings() -> None:
+    through = coupling(2, 190.0, "straight-through") | {"refit": 118.0, "validation_refit": 119.0}
+    found = words(coupling(2, 120.0), through)
+    assert "beats straight-through at no depth: 120.0 against 118.0 at depth 2" in found
+    both = words(coupling(2, 120.0), through, coupling(4, 110.0), coupling(4, 190.0, "straight-through"))
+    assert "not at every depth" in both
+
+
 def test_couplings() -> None:
     found = words(coupling(2, 120.0), coupling(4, 110.0), coupling(2, 190.0, "straight-through"))
     assert "`c-4-full-posterior` has at most 110.00 nats, and samples in 4 passes" in found
-    assert "full-posterior: 120.0 at depth 2, 110.0 at depth 4; it falls with every step." in found
-    assert "120.0 against 190.0 at depth 2 (`c-2-full-posterior`)" in found
+    assert "Full-posterior: 120.0 at depth 2, 110.0 at depth 4; it falls with every step." in found
+    hard = [coupling(depth, 190.0, "straight-through") | {"reading": "deterministic"} for depth in (2, 4)]
+    assert "Straight-through, deterministic, refitted: 220.0 at depth 2, 220.0 at depth 4" in words(*hard)
+    assert (
+        "at every depth: 120.0 against 190.0 at depth 2 (`c-2-full-posterior`, `c-2-straight-through`)"
+        in found
+    )
     assert "140.0 nats on a refitted base (`c-4-full-posterior`), 65.8 below independent pixels" in found
     assert "it does not fall with every step" in words(coupling(2, 110.0), coupling(4, 110.0))
 

@@ -83,7 +83,8 @@ _WIDTHS = {1: 8192, 2: 4096, 4: 2048, 8: 1024}
 """Of the hidden layers, by depth: together always the same number of weights."""
 
 _ORDERED: Recipe = {
-    "batch_size": 128,
+    "batch_size": 256,
+    "lr": 2e-3,
     "epochs": 60,
     "optimiser": "adamw",
     "weight_decay": 0.02,
@@ -93,6 +94,21 @@ _ORDERED: Recipe = {
 }
 _PLAIN: Recipe = {"base": "learned", "p0": 0.99999}
 """A base that is almost certain of 0 leaves the likelihood to the network."""
+_GREEDY: Recipe = {
+    "batch_size": 128,
+    "lr": 1e-3,
+    "epochs": 40,
+    "select": "greedy",
+    "optimiser": "adam",
+    "weight_decay": 0.0,
+    "average": 0.0,
+}
+"""Of the rows that are trained for their deterministic reading."""
+_FEWER_SAMPLES = 200
+"""Of the bound of rows that decide nothing."""
+
+
+_BOUND = "multi-sample:samples=4,sum_last=true"
 
 
 def _ordered(depth: int, **changes: Any) -> dict[str, Any]:
@@ -105,24 +121,26 @@ def _one(name: str, title: str, **changes: Any) -> DepthRow:
 
 
 def _code(depth: int, **of_row: Any) -> DepthRow:
-    order = ",".join(["outward"] * (depth - 1) + ["inward"])
-    training = _ordered(depth, order=order, start="code", freeze=depth - 1, estimator="marginal:samples=1")
     return DepthRow(
         f"ar-{depth}-code",
         f"depth {depth}: layers that write a code of the image into blank pixels, and one that reads it",
         "autoregressive",
         "code",
-        training,
+        _coded(depth),
         **of_row,
     )
+
+
+def _coded(depth: int, **changes: Any) -> Recipe:
+    order = ",".join(["outward"] * (depth - 1) + ["inward"])
+    given = {"order": order, "start": "code", "freeze": depth - 1, "estimator": "marginal:samples=1"}
+    return _ordered(depth, **given | changes)
 
 
 def _joint(depth: int, **of_row: Any) -> DepthRow:
     """Once the last layer can read a code, the gradient of the layers that write it improves it."""
     order = ",".join(["outward"] * (depth - 1) + ["inward"])
-    training = _ordered(
-        depth, order=order, estimator="multi-sample:samples=4,sum_last=true", epochs=30, lr=3e-4
-    )
+    training = _ordered(depth, order=order, estimator=_BOUND, epochs=30, lr=5e-4)
     return DepthRow(
         f"ar-{depth}-joint",
         f"depth {depth}: the code and its reader, then trained jointly by a multi-sample bound",
@@ -136,7 +154,7 @@ def _joint(depth: int, **of_row: Any) -> DepthRow:
 
 def _from_identity(depth: int, milliseconds: float, order: str) -> DepthRow:
     shared = order == "natural"
-    training = _ordered(depth, order=order, estimator="multi-sample:samples=4,sum_last=true", epochs=30)
+    training = _ordered(depth, order=order, estimator=_BOUND, epochs=20)
     orderings = "one shared ordering" if shared else "alternating orderings"
     return DepthRow(
         f"ar-{depth}-{order}",
@@ -144,6 +162,7 @@ def _from_identity(depth: int, milliseconds: float, order: str) -> DepthRow:
         "autoregressive",
         "shared" if shared else "alternating",
         training,
+        samples=_FEWER_SAMPLES,
         milliseconds=milliseconds,
     )
 
@@ -154,29 +173,28 @@ def _entropy(depth: int, milliseconds: float) -> DepthRow:
         depth,
         order="alternating" if depth > 1 else "natural",
         estimator=f"straight-through:{bonus}",
-        select="greedy",
-        optimiser="adam",
-        weight_decay=0.0,
-        average=0.0,
+        **_GREEDY,
     )
+    orderings = ", alternating orderings" if depth > 1 else ""
     return DepthRow(
         f"ar-{depth}-entropy",
-        f"depth {depth}: straight-through with maximum entropy, alternating orderings",
+        f"depth {depth}: straight-through with maximum entropy{orderings}",
         "autoregressive",
         "entropy",
         training,
+        samples=_FEWER_SAMPLES,
         milliseconds=milliseconds,
     )
 
 
 _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
-    _one("marginal", "depth 1: exact marginal likelihood", seeds=3, milliseconds=0.6),
+    _one("marginal", "depth 1: exact marginal likelihood", seeds=3, milliseconds=0.75),
     _one(
         "plain",
         "depth 1: plain likelihood, read on the fixed base",
         seeds=3,
         read="fixed",
-        milliseconds=0.6,
+        milliseconds=0.75,
         **_PLAIN,
     ),
     _one(
@@ -184,54 +202,65 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
         "depth 1: plain likelihood, two hidden layers, read on the fixed base",
         seeds=3,
         read="fixed",
-        milliseconds=0.9,
+        milliseconds=1.0,
         hidden=[2880, 2880],
         **_PLAIN,
     ),
-    _one("long", "depth 1: exact marginal likelihood, three times as long", epochs=180, milliseconds=0.25),
+    _one(
+        "long",
+        "depth 1: exact marginal likelihood, three times as long",
+        seeds=3,
+        epochs=180,
+        milliseconds=0.75,
+    ),
     _one(
         "inward",
         "depth 1: exact marginal likelihood, from the border inward",
         order="inward",
-        milliseconds=0.25,
+        milliseconds=0.3,
     ),
-    _one("half", "depth 1: exact marginal likelihood, half the weights", hidden=[4096], milliseconds=0.15),
+    _one("half", "depth 1: exact marginal likelihood, half the weights", hidden=[4096], milliseconds=0.18),
     _entropy(1, 0.25),
     _code(2, seeds=3, milliseconds=0.7),
-    _code(4, milliseconds=0.4),
-    _code(8, milliseconds=0.7),
-    _joint(2, seeds=3, milliseconds=1.5),
-    _joint(4, milliseconds=0.8),
-    _joint(8, milliseconds=1.2),
+    _code(4, milliseconds=0.45),
+    _code(8, milliseconds=0.75),
+    DepthRow(
+        "ar-2-code-two",
+        "depth 2: a layer that writes a code and one that reads it, with two hidden layers each",
+        "autoregressive",
+        "code-two",
+        _coded(2, hidden=[1872, 1872]),
+        seeds=3,
+        milliseconds=1.0,
+    ),
+    _joint(2, seeds=3, milliseconds=1.8),
+    _joint(4, milliseconds=0.9),
+    _joint(8, milliseconds=1.4),
     DepthRow(
         "ar-2-code-shared",
         "depth 2: the same code in one shared ordering",
         "autoregressive",
-        "shared",
-        _ordered(2, order="outward", start="code", freeze=1, estimator="marginal:samples=1"),
-        milliseconds=0.25,
+        "code-shared",
+        _coded(2, order="outward"),
+        samples=_FEWER_SAMPLES,
+        milliseconds=0.3,
     ),
-    _from_identity(2, 0.6, "natural"),
-    _from_identity(4, 0.7, "natural"),
-    _from_identity(8, 1.0, "natural"),
+    _from_identity(2, 0.7, "natural"),
+    _from_identity(4, 0.8, "natural"),
+    _from_identity(8, 1.1, "natural"),
     DepthRow(
         "ar-2-onto",
         "depth 2: a layer near the identity put before a trained model, multi-sample bound",
         "autoregressive",
         "onto",
-        _ordered(
-            2,
-            order="reversed,natural",
-            estimator="multi-sample:samples=4,sum_last=true",
-            epochs=30,
-            lr=3e-4,
-        ),
+        _ordered(2, order="reversed,natural", estimator=_BOUND, epochs=20, lr=5e-4),
         start="ar-1-half",
-        milliseconds=0.6,
+        samples=_FEWER_SAMPLES,
+        milliseconds=0.7,
     ),
-    _from_identity(2, 0.6, "alternating"),
-    _from_identity(4, 0.7, "alternating"),
-    _from_identity(8, 1.0, "alternating"),
+    _from_identity(2, 0.7, "alternating"),
+    _from_identity(4, 0.8, "alternating"),
+    _from_identity(8, 1.1, "alternating"),
     _entropy(2, 0.35),
     _entropy(4, 0.5),
     _entropy(8, 0.9),
@@ -240,17 +269,8 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
         "depth 2: the code, its reader trained straight-through with maximum entropy",
         "autoregressive",
         "code-entropy",
-        _ordered(
-            2,
-            order="outward,inward",
-            start="code",
-            freeze=1,
-            estimator="straight-through:entropy=0.7,earlier=0.0",
-            select="greedy",
-            optimiser="adam",
-            weight_decay=0.0,
-            average=0.0,
-        ),
+        _coded(2, estimator="straight-through:entropy=0.7,earlier=0.0", **_GREEDY),
+        samples=_FEWER_SAMPLES,
         milliseconds=0.25,
     ),
     DepthRow(
@@ -262,10 +282,12 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
             2,
             order="alternating",
             estimator="special-case:baseline=running-mean,entropy=0.7,anneal=0.5,earlier=0.0,sum_last=true",
+            epochs=30,
             optimiser="adam",
             weight_decay=1e-5,
         ),
-        milliseconds=0.45,
+        samples=_FEWER_SAMPLES,
+        milliseconds=0.5,
     ),
 )
 
@@ -275,14 +297,7 @@ _LEARNED: tuple[DepthRow, ...] = (
         "learned base: two hidden layers of 4,096",
         "autoregressive",
         "learned",
-        {
-            **_ORDERED,
-            **_PLAIN,
-            "hidden": [4096, 4096],
-            "batch_size": 256,
-            "weight_decay": 0.05,
-            "average": 0.9995,
-        },
+        {**_ORDERED, **_PLAIN, "hidden": [4096, 4096], "lr": 1e-3, "weight_decay": 0.05, "average": 0.9995},
         milliseconds=0.5,
     ),
     DepthRow(
@@ -290,7 +305,7 @@ _LEARNED: tuple[DepthRow, ...] = (
         "learned base: a mixture of four orderings, one hidden layer of 4,096 each",
         "autoregressive",
         "learned",
-        {**_ORDERED, **_PLAIN, "hidden": [4096], "mixture": "4", "batch_size": 256, "weight_decay": 0.05},
+        {**_ORDERED, **_PLAIN, "hidden": [4096], "mixture": "4", "weight_decay": 0.05},
         milliseconds=0.9,
     ),
     DepthRow(
@@ -298,14 +313,9 @@ _LEARNED: tuple[DepthRow, ...] = (
         "learned base, depth 2: alternating orderings, multi-sample bound",
         "autoregressive",
         "learned",
-        _ordered(
-            2,
-            order="alternating",
-            estimator="multi-sample:samples=4,sum_last=true",
-            epochs=30,
-            base="learned",
-        ),
-        milliseconds=0.6,
+        _ordered(2, order="alternating", estimator=_BOUND, epochs=30, base="learned"),
+        samples=_FEWER_SAMPLES,
+        milliseconds=0.7,
     ),
 )
 
@@ -315,14 +325,19 @@ _COUPLED: Recipe = {
     "conditioner": "coupling",
     "base": "learned",
     "hidden": [1024],
-    "batch_size": 256,
-    "epochs": 60,
+    "batch_size": 512,
+    "lr": 2e-3,
+    "epochs": 40,
     "average": 0.999,
-    "validate_every": 5,
+    "validate_every": 10,
     "evaluation_samples": 8,
 }
 _DECAY: Recipe = {"weight_decay": 1e-5}
 """Without it, choices that are certain too early never change again."""
+
+
+_MASKS = ("nested", "random", "checkerboard")
+_DEPTHS = (2, 4, 8, 16)
 
 
 def _coupled(name: str, title: str, mask: str, depth: int, cost: float, **changes: Any) -> DepthRow:
@@ -338,8 +353,8 @@ def _coupled(name: str, title: str, mask: str, depth: int, cost: float, **change
         "coupling",
         f"{mask}, {name}",
         {**_COUPLED, "layers": depth, "mask": mask, **changes},
-        samples=200,
-        milliseconds=round(0.1 + cost * depth, 3),
+        samples=_FEWER_SAMPLES,
+        milliseconds=round(0.1 + 1.15 * cost * depth, 3),
     )
 
 
@@ -350,7 +365,6 @@ def _posterior(mask: str, depth: int) -> DepthRow:
         mask,
         depth,
         0.08 + 0.006 * depth,
-        epochs=60 if depth < 16 else 40,
         posterior="diagonal",
         p0=0.999999,
         estimator="full-posterior:sum_last=true",
@@ -382,42 +396,21 @@ def _with_entropy(mask: str, depth: int) -> DepthRow:
     )
 
 
-def _sampled(depth: int, name: str, title: str, estimator: str, cost: float, **changes: Any) -> DepthRow:
-    return _coupled(name, title, "nested", depth, cost, estimator=estimator, **{**_DECAY, **changes})
+def _sampled(depth: int, name: str, title: str, estimator: str, cost: float) -> DepthRow:
+    return _coupled(name, title, "nested", depth, cost, estimator=estimator, **_DECAY)
 
 
 _COUPLING: tuple[DepthRow, ...] = (
-    *(_posterior("nested", depth) for depth in (2, 4, 8, 16)),
-    *(_posterior("random", depth) for depth in (2, 4, 8, 16)),
-    *(_posterior("checkerboard", depth) for depth in (2, 4, 8)),
-    *(_straight_through("nested", depth) for depth in (2, 4, 8, 16)),
-    *(_straight_through("random", depth) for depth in (2, 4, 8, 16)),
-    *(_straight_through("checkerboard", depth) for depth in (2, 4)),
-    *(_with_entropy("nested", depth) for depth in (2, 4, 8, 16)),
-    *(_with_entropy("random", depth) for depth in (4, 8)),
+    *(_posterior(mask, depth) for mask in _MASKS for depth in _DEPTHS),
+    *(_straight_through(mask, depth) for mask in _MASKS for depth in _DEPTHS),
+    *(_with_entropy("nested", depth) for depth in _DEPTHS),
     *(
-        _sampled(
-            depth,
-            "multi-sample",
-            "multi-sample bound, last layer summed out",
-            "multi-sample:samples=4,sum_last=true",
-            0.12,
-            epochs=30,
-        )
-        for depth in (2, 4, 8)
+        _sampled(depth, "multi-sample", "multi-sample bound, last layer summed out", _BOUND, 0.12)
+        for depth in _DEPTHS
     ),
-    _sampled(
-        4, "special", "special case, last layer summed out", "special-case:sum_last=true", 0.1, epochs=30
-    ),
-    _sampled(
-        4,
-        "leave-one-out",
-        "leave-one-out, last layer summed out",
-        "leave-one-out:sum_last=true",
-        0.12,
-        epochs=30,
-    ),
-    _sampled(4, "disarm", "DisARM, last layer summed out", "disarm:sum_last=true", 0.15, epochs=30),
+    _sampled(4, "special", "special case, last layer summed out", "special-case:sum_last=true", 0.1),
+    _sampled(4, "leave-one-out", "leave-one-out, last layer summed out", "leave-one-out:sum_last=true", 0.12),
+    _sampled(4, "disarm", "DisARM, last layer summed out", "disarm:sum_last=true", 0.15),
 )
 
 DEPTH_ROWS: tuple[DepthRow, ...] = (*_AUTOREGRESSIVE, *_LEARNED, *_COUPLING)

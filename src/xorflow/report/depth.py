@@ -86,16 +86,18 @@ def _row(
         "sampling_passes": evaluation["sampling_passes"],
         "sampling_seconds": evaluation["sampling_seconds"],
         "epochs": selected["epochs"],
-        "validation": _validation(results, name, own=of is not None),
+        **_validation(results, name, own=of is not None),
         "device": selected["device_name"],
         "config": selected["config"],
     }
 
 
-def _validation(results: Results, name: str, own: bool) -> float:
-    """The mean of the bound on validation data, over seeds: by this rows are chosen."""
+def _validation(results: Results, name: str, own: bool) -> dict[str, float]:
+    """The figures on validation data, means over seeds: by these rows are chosen."""
     runs = [run["evaluation"] for run in results.of(name, _VARIANT, "select")]
-    return _mean([(run["own"] if own else run)["nll"] for run in runs])
+    figures = [run["own"] if own else run for run in runs]
+    keys = {"validation": "nll", "validation_greedy": "greedy", "validation_refit": "refit"}
+    return {name: _mean([run[key] for run in figures]) for name, key in keys.items()}
 
 
 def _paired(results: Results, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

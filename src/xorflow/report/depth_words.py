@@ -40,11 +40,16 @@ def _best(rows: Sequence[Row], key: Callable[[Row], float] = lambda row: row["va
 
 
 def headline_pair(rows: Sequence[Row]) -> tuple[Row, Row] | None:
-    """On the fixed base, the best row of depth 1 and the best of those that use more layers."""
+    """On the fixed base, the best row of depth 1 and the best of those that use more layers.
+
+    Of the latter only rows with as many seeds as any have: one lucky seed decides nothing for depth.
+    """
     fixed = [r for r in rows if (r["family"], r["base"]) == ("autoregressive", "fixed")]
     one = _best([r for r in fixed if r["depth"] == 1 and r["kind"] == "exact"])
-    deep = _best([r for r in fixed if r["depth"] > 1 and r["effective_depth"] > 1])
-    return None if one is None or deep is None else (one, deep)
+    deep = [r for r in fixed if r["depth"] > 1 and r["effective_depth"] > 1]
+    most = max((len(r["seeds"]) for r in deep), default=0)
+    best = _best([r for r in deep if len(r["seeds"]) == most])
+    return None if one is None or best is None else (one, best)
 
 
 def _nats(row: Row) -> str:
@@ -69,16 +74,43 @@ def _depth_on_fixed_base(rows: Sequence[Row], paired: dict[str, Any] | None) -> 
         verdict = f"Depth pays little on the fixed base, {gain:.2f} nats"
     else:
         verdict = f"Depth does not pay on the fixed base: the difference is {gain:.2f} nats"
-    longest = max((r["seconds"] for r in rows if r["depth"] == 1), default=0.0)
-    same = abs(deep["parameters"] / one["parameters"] - 1) <= _SAME_WEIGHTS
     return [
         f"{verdict} (standard error {error:.2f}, over images{'' if paired is None else ' in pairs'} and seeds). The best flow "
         f"of depth 1, {_nats(one)}; the best that uses more layers, "
         f"{_nats(deep)}, and uses {deep['effective_depth']} of {deep['depth']}.",
-        f"They have {one['parameters'] / 1e6:.1f} and {deep['parameters'] / 1e6:.1f} million weights"
-        f"{', the same' if same else ''}, and trained for {one['seconds']:.0f} and {deep['seconds']:.0f} seconds; the row "
-        f"of depth 1 that trained longest had {longest:.0f}.",
+        _weights_and_time(one, deep, [r for r in rows if r["depth"] == 1 and _as_heavy(r, deep)] or [one]),
+        *_better_but_alone(deep, rows),
     ]
+
+
+def _as_heavy(row: Row, deep: Row) -> bool:
+    """Whether a row has as many weights as another, or more."""
+    return row["parameters"] >= (1 - _SAME_WEIGHTS) * deep["parameters"]
+
+
+def _weights_and_time(one: Row, deep: Row, rows: Sequence[Row]) -> str:
+    """Whether the comparison is at equal weights and time."""
+    same = abs(deep["parameters"] / one["parameters"] - 1) <= _SAME_WEIGHTS
+    text = (
+        f"They have {one['parameters'] / 1e6:.1f} and {deep['parameters'] / 1e6:.1f} million weights"
+        f"{', the same' if same else ''}, and trained for {one['seconds']:.0f} and {deep['seconds']:.0f} seconds."
+    )
+    if one["seconds"] >= deep["seconds"]:
+        return text
+    longest = max(rows, key=lambda r: r["seconds"])
+    time = f"for {longest['seconds']:.0f} seconds and has {longest['bound']:.2f} nats"
+    if longest["seconds"] >= deep["seconds"]:
+        return f"{text} With no less time than the deeper one, `{longest['id']}` of depth 1 trained {time}."
+    return f"{text} No flow of depth 1 had as much time: `{longest['id']}` trained longest, {time}."
+
+
+def _better_but_alone(deep: Row, rows: Sequence[Row]) -> list[str]:
+    """A row of fewer seeds that is better than the one that is compared."""
+    fewer = [r for r in rows if r["effective_depth"] > 1 and len(r["seeds"]) < len(deep["seeds"])]
+    best = _best(fewer)
+    if best is None or best["validation"] >= deep["validation"]:
+        return []
+    return [f"Of fewer seeds, {_nats(best)}."]
 
 
 def _over_seeds(row: Row) -> float:
@@ -88,10 +120,10 @@ def _over_seeds(row: Row) -> float:
 
 def _one_ordering(rows: Sequence[Row]) -> list[str]:
     lines = []
-    for depth in sorted({r["depth"] for r in rows if r["series"] == "shared"}):
+    for depth in sorted({r["depth"] for r in rows if r["series"].endswith("shared")}):
         of_depth = [r for r in rows if r["depth"] == depth]
-        shared = _best([r for r in of_depth if r["series"] == "shared"])
-        deep = _best([r for r in of_depth if r["series"] != "shared" and r["effective_depth"] > 1])
+        shared = _best([r for r in of_depth if r["series"].endswith("shared")])
+        deep = _best([r for r in of_depth if not r["series"].endswith("shared") and r["effective_depth"] > 1])
         if shared is not None and deep is not None:
             lines.append(
                 f"In one shared ordering, where depth adds no distributions, depth {depth} reaches {shared['bound']:.2f} nats "
@@ -101,14 +133,27 @@ def _one_ordering(rows: Sequence[Row]) -> list[str]:
 
 
 def _deterministic(rows: Sequence[Row]) -> list[str]:
-    deep = [r for r in rows if r["depth"] > 1]
-    greedy, refit = _best(deep, lambda r: r["greedy"]), _best(deep, lambda r: r["refit"])
-    if greedy is None or refit is None:
-        return []
-    return [
-        f"Read as one bijection, the best flow of depth 2 or more has {greedy['greedy']:.1f} nats (`{greedy['id']}`), and "
-        f"{refit['refit']:.1f} on a refitted base (`{refit['id']}`)."
-    ]
+    """The best bijections, of one layer and of more."""
+    parts = []
+    for words, own in (
+        ("of depth 2 or more", [r for r in rows if r["effective_depth"] > 1]),
+        ("of depth 1", [r for r in rows if r["depth"] == 1]),
+    ):
+        greedy, refit = _best(own, _greedy), _best(own, _refit)
+        if greedy is not None and refit is not None:
+            parts.append(
+                f"the best flow {words} has {greedy['greedy']:.1f} nats (`{greedy['id']}`), and {refit['refit']:.1f} on a "
+                f"refitted base (`{refit['id']}`)"
+            )
+    return [f"Read as one bijection, {'; '.join(parts)}."] if parts else []
+
+
+def _greedy(row: Row) -> float:
+    return row["validation_greedy"]
+
+
+def _refit(row: Row) -> float:
+    return row["validation_refit"]
 
 
 def _unused(rows: Sequence[Row]) -> list[str]:
@@ -133,33 +178,53 @@ def _couplings(rows: Sequence[Row]) -> list[str]:
     if best is None:
         return []
     lines = [
-        f"The best latent coupling flow, {_nats(best)}, and samples in {best['sampling_passes']} passes of its networks."
+        f"The best latent coupling flow, {_nats(best)}, and samples in {best['sampling_passes']} passes of its networks. Of "
+        f"its layers {best['effective_depth']} flip more than one pixel in a thousand."
     ]
     for series in dict.fromkeys(r["series"] for r in rows):
         own = sorted((r for r in rows if r["series"] == series), key=lambda r: r["depth"])
         if len(own) > 1:
-            figures = ", ".join(f"{r['bound']:.1f} at depth {r['depth']}" for r in own)
-            falls = all(a["bound"] > b["bound"] for a, b in itertools.pairwise(own))
-            lines.append(f"{series}: {figures}; it {'falls' if falls else 'does not fall'} with every step.")
+            latent = own[0]["reading"] == "latent"
+            key = "bound" if latent else "refit"
+            figures = ", ".join(f"{r[key]:.1f} at depth {r['depth']}" for r in own)
+            falls = all(a[key] > b[key] for a, b in itertools.pairwise(own))
+            lines.append(
+                f"{series.capitalize()}{'' if latent else ', deterministic, refitted'}: {figures}; it "
+                f"{'falls' if falls else 'does not fall'} with every step."
+            )
     return lines
 
 
 def _against_straight_through(rows: Sequence[Row]) -> list[str]:
-    """At each depth, the best other estimator against the best straight-through one."""
-    parts = []
+    """At each depth, the best other estimator against the best straight-through one, which has the better of its readings."""
+    parts, better = [], []
     for depth in sorted({r["depth"] for r in rows}):
         own = [r for r in rows if r["depth"] == depth]
-        through = _best([r for r in own if r["estimator"].startswith("straight-through")])
-        other = _best([r for r in own if not r["estimator"].startswith("straight-through")])
+        through = _best(
+            [r for r in own if _is_straight_through(r)], lambda r: min(r["validation"], _refit(r))
+        )
+        other = _best([r for r in own if not _is_straight_through(r)])
         if through is not None and other is not None:
+            reached = through["refit"] if _refit(through) < through["validation"] else through["bound"]
+            better.append(other["bound"] < reached)
             parts.append(
-                f"{other['bound']:.1f} against {through['bound']:.1f} at depth {depth} (`{other['id']}`)"
+                f"{other['bound']:.1f} against {reached:.1f} at depth {depth} (`{other['id']}`, `{through['id']}`)"
             )
-    return [f"Other estimators against straight-through, in couplings: {', '.join(parts)}."] if parts else []
+    if not parts:
+        return []
+    count = "at every depth" if all(better) else "at no depth" if not any(better) else "not at every depth"
+    return [
+        f"In couplings, the best other estimator beats straight-through {count}: {', '.join(parts)}. Straight-through has the "
+        "better of its two readings here."
+    ]
+
+
+def _is_straight_through(row: Row) -> bool:
+    return row["estimator"].startswith("straight-through")
 
 
 def _deterministic_couplings(rows: Sequence[Row], independent: float | None) -> list[str]:
-    best = _best(rows, lambda r: r["refit"])
+    best = _best(rows, _refit)
     if best is None:
         return []
     line = f"The best deterministic coupling flow has {best['refit']:.1f} nats on a refitted base (`{best['id']}`)"

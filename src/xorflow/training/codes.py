@@ -28,7 +28,9 @@ _STILL = 0.02
 _GROUPS = 4
 """How many codes there are, each of one flip; at least two for each layer that writes."""
 _CLUSTERED, _ROUNDS = 20_000, 15
-_PASSES, _BATCH, _RATE = 10, 256, 2e-3
+_PASSES, _LEAST_PASSES = 10, 5
+"""Over the data, of all layers that write and of each: with several of them, each has less to learn."""
+_BATCH, _RATE = 256, 2e-3
 _LEAST_STEPS = 200
 _QUIET = -6.0
 """The logit at which the fit of every flip begins."""
@@ -84,9 +86,10 @@ def start_from_code(
     books = make_codebooks(some, flow.layers[0], flow.depth - 1, generator, shape)
     flow.to(device)
     written: list[Codebook] = []
+    steps = max(_LEAST_STEPS, max(_LEAST_PASSES, _PASSES // (flow.depth - 1)) * len(rows) // _BATCH)
     for index, layer in enumerate(flow.layers[:-1]):
         own = books[index :: flow.depth - 1]
-        _fit(layer, written, own, rows)
+        _fit(layer, written, own, rows, steps)
         written += own
     flow.to(home)
 
@@ -149,11 +152,10 @@ def _cluster(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return centres
 
 
-def _fit(layer: Layer, before: Sequence[Codebook], own: Sequence[Codebook], rows: _Rows) -> None:
+def _fit(layer: Layer, before: Sequence[Codebook], own: Sequence[Codebook], rows: _Rows, steps: int) -> None:
     """Teach a layer to flip what its codes flip, and nothing else."""
     layer.conditioner.start_at(torch.full((rows.features,), _SHARP * _QUIET))
     books = [*before, *own]
-    steps = max(_LEAST_STEPS, _PASSES * len(rows) // _BATCH)
     optimiser = torch.optim.Adam(layer.conditioner.parameters(), lr=_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in range(steps):
