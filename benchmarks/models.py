@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import xorflow as xf
+from xorflow.errors import ConfigError
 from xorflow.training import (
     Options,
     Trainer,
@@ -55,15 +56,30 @@ def bare_steps(work: Work, count: int | None = None) -> Callable[[], None]:
     return act
 
 
-def trained_flow(run: Path | None, device: torch.device) -> xf.LatentFlow:
+def train_flow(device: torch.device, **options: object) -> xf.LatentFlow:
     """A flow with trained weights: sampling's cost depends on them."""
-    if run is not None:
-        return xf.load(run, device=str(device))
     epochs, batch = (50, 256) if device.type == "cuda" else (10, 128)
+    chosen = Options(epochs=epochs, batch_size=batch, device=str(device)).replace(**options)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        train_run(Options(epochs=epochs, batch_size=batch, device=str(device)), out)
+        train_run(chosen, out)
         return xf.load(out, device=str(device))
+
+
+def read_flow(run: Path, device: torch.device) -> xf.LatentFlow:
+    """The flow of a finished run, which must be of the kind that the figures are about."""
+    flow = xf.load(run, device=str(device))
+    if not isinstance(flow, xf.LatentFlow):
+        raise ConfigError(f"--run is a run of one flow, and {run} is a {type(flow).__name__.lower()}")
+    nets = [layer.conditioner for layer in flow.layers]
+    wanted = flow.states.binary and flow.features == 784 and not flow.context_features
+    if len(nets) != 1 or not wanted or not isinstance(nets[0], xf.MADE) or nets[0].hidden != (1024,):
+        kinds = ", ".join(f"{type(net).__name__} {list(getattr(net, 'hidden', []))}" for net in nets)
+        raise ConfigError(
+            f"--run is a run of depth 1 on MNIST with a MADE of one hidden layer of 1,024 units; {run} has depth "
+            f"{len(nets)}, {flow.features} features and {kinds}"
+        )
+    return flow
 
 
 def new_flow(features: int, depth: int, device: torch.device) -> xf.LatentFlow:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import cProfile
+import pstats
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,11 @@ from models import bare_steps, mnist_test, mnist_trainer, stacked_trainers
 from timing import seconds, synchronise
 from xorflow import evaluate
 from xorflow.flows import SampleNoise
+from xorflow.training import Options, Trainer, build_data
+from xorflow.training.engine import choose_engine
+from xorflow.training.ensemble import Ensemble
+from xorflow.training.lockstep import Lockstep, train_together
+from xorflow.training.run import begin_run, finish_run
 
 _ROWS = 20
 
@@ -40,9 +48,45 @@ def write_profile(path: Path, flow: xf.LatentFlow, device: torch.device) -> None
     }
     kind = torch.cuda.get_device_name(device) if on_cuda else f"CPU, {torch.get_num_threads()} threads"
     title = f"Where the time goes on {kind}: depth 1, width 1024, torch {torch.__version__}"
-    path.write_text(
-        "\n\n".join([title, *(_section(name, act, device) for name, act in parts.items())]) + "\n"
-    )
+    sections = [_section(name, act, device) for name, act in parts.items()]
+    whole = [_whole_runs(device, 8, epochs=100)] if on_cuda else []
+    path.write_text("\n\n".join([title, *sections, *whole]) + "\n")
+
+
+_PHASES = {
+    "making flows, folders and trainers": begin_run,
+    "stacking them, and one gradient to see whether that works": Ensemble.__init__,
+    "capturing the steps": choose_engine,
+    "steps, and waiting for them": Lockstep.train_epoch,
+    "the end of epochs: waiting for the last steps, records, validation": Trainer.end_epoch,
+    "of that, validation": Trainer._validate,
+    "final evaluation, weights and results": finish_run,
+}
+
+
+def _whole_runs(device: torch.device, count: int, epochs: int) -> str:
+    """The host's time for whole runs as one, phase by phase, as `run_jobs` makes them."""
+    options = Options(epochs=epochs, batch_size=256, device=str(device), validate_every=10)
+    dataset = build_data(options).to(device)
+    watch = cProfile.Profile()
+    with tempfile.TemporaryDirectory() as folder:
+        watch.enable()
+        trainers = [
+            begin_run(options.replace(seed=seed), Path(folder) / str(seed), dataset=dataset)
+            for seed in range(count)
+        ]
+        errors = train_together(trainers)
+        for trainer in trainers:
+            finish_run(trainer)
+        watch.disable()
+    assert not any(errors), errors
+    found = pstats.Stats(watch)
+    spent = {place: entry[3] for place, entry in found.stats.items()}  # pyright: ignore[reportAttributeAccessIssue]
+    lines = [f"== {count} whole runs as one, {epochs} epochs: {found.total_tt:.2f} s under a profiler =="]  # pyright: ignore[reportAttributeAccessIssue]
+    for words, act in _PHASES.items():
+        code = act.__code__
+        lines.append(f"{spent[code.co_filename, code.co_firstlineno, code.co_name]:8.3f} s  {words}")
+    return "\n".join(lines)
 
 
 def _section(name: str, act: Callable[[], Any], device: torch.device) -> str:

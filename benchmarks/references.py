@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +12,13 @@ from torch.nn.functional import linear, logsigmoid
 import xorflow as xf
 from xorflow.conditioners import MaskedLinear, Source
 from xorflow.flows import SampleNoise
+from xorflow.flows.ways import only
+
+PLAIN = "plain eager PyTorch loop"
+ONE_DRAW = "plain eager PyTorch, one draw at a time"
+D_PASSES = "D-pass sampler"
+ZUKO = "zuko's MAF of the same size"
+WAYS = {"passes": "passes of all features until nothing changes", "blocks": "blocks of features"}
 
 
 class PlainMADE(nn.Module):
@@ -79,16 +84,8 @@ def plain_bound(flow: xf.LatentFlow, x: Tensor, draws: int, batch_size: int = 10
 
 
 def sample_by(way: str, flow: xf.LatentFlow, noise: SampleNoise) -> Tensor:
-    """Our own sampler, kept to one way: `blocks` without a kernel for all features, or `passes` of the whole network."""
-    incremental = xf.MADE.incremental
-
-    def hindered(made: xf.MADE, *given: Any) -> Any:
-        walk = None if way == "passes" else incremental(made, *given)
-        if walk is not None:
-            walk.at_once = lambda *_: None
-        return walk
-
-    with mock.patch.object(xf.MADE, "incremental", hindered):
+    """Our own sampler, kept to one of `WAYS`."""
+    with only(way):
         return flow.sample_with(noise)
 
 

@@ -10,16 +10,19 @@ import json
 import os
 import platform
 import re
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 import figures
 import scaling
-import xorflow as xf
-from models import trained_flow
+from measures import Setup, mismatch
 from profiles import write_profile
+from xorflow.errors import UserError
+from xorflow.experiments.files import versions
+from xorflow.training.devices import resolve_device
 
 HERE = Path(__file__).parent
 
@@ -27,53 +30,71 @@ HERE = Path(__file__).parent
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", default=None, help="name of the results (default: by the device)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU, if there is one)"
+    )
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the results")
     parser.add_argument(
         "--run", type=Path, default=None, help="a trained depth-1 run on MNIST; trained here otherwise"
     )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        default=None,
-        help="measure only these (functions of figures.py) and write nothing",
-    )
+    parser.add_argument("--only", nargs="+", default=None, help="measure only these, and write nothing")
     arguments = parser.parse_args()
-    device = torch.device(arguments.device)
-    chosen = [m for m in figures.for_device(device) if m.__name__ in (arguments.only or [m.__name__])]
-    if arguments.only is not None and len(chosen) < len(set(arguments.only)):
-        names = ", ".join(m.__name__ for m in figures.for_device(device))
-        parser.error(f"--only takes names of what is measured on {device.type}: {names}")
-    print("training a flow to sample from ..." if arguments.run is None else f"reading {arguments.run} ...")
-    flow = trained_flow(arguments.run, device)
+    try:
+        device = resolve_device(arguments.device)
+        setup = Setup(device, arguments.run)
+        if arguments.run is not None:
+            print(f"reading {arguments.run}: depth {setup.flow.depth}", flush=True)
+    except UserError as error:
+        refuse(str(error))
+    measures = figures.for_device(device.type)
+    chosen = [m for m in measures if m.name in (arguments.only or [m.name])]
+    if not measures or (arguments.only is not None and len(chosen) < len(set(arguments.only))):
+        names = ", ".join(m.name for m in measures) or "nothing"
+        refuse(f"what is measured on {device.type}, and --only takes, is {names}")
     measured = []
     for measure in chosen:
-        print(f"measuring {measure.__name__} ...", flush=True)
-        for figure in measure(flow, device):
+        print(f"measuring {measure.name} ...", flush=True)
+        for figure in measure.act(setup):
             measured.append(figure.to_json())
             print(f"  {figure}", flush=True)
-    if arguments.only is not None:
-        return
+    if arguments.only is None:
+        write(arguments.out, arguments.name or default_name(device), setup, measured)
+    wrong = mismatch((figure["id"] for figure in measured), chosen)
+    if wrong is not None:
+        refuse(f"these are not the figures that were declared: they come {wrong}")
+
+
+def refuse(words: str) -> NoReturn:
+    """End with one line."""
+    print(f"error: {words}", file=sys.stderr)
+    sys.exit(2)
+
+
+def write(folder: Path, name: str, setup: Setup, measured: list[dict[str, Any]]) -> None:
+    """The results file and the profile of this device, after measuring the curves."""
     print("measuring how cost grows ...", flush=True)
-    curves = scaling.curves(device)
+    curves = scaling.curves(setup.device)
     for curve in curves:
-        low, high = curve["fitted"]
-        print(
-            f"  {curve['id']}: cost ~ {curve['against']}^{curve['exponent']:.2f} for {low} to {high}",
-            flush=True,
-        )
-    result = {"machine": machine(device), "versions": versions(), "figures": measured, "scaling": curves}
-    name = arguments.name or default_name(device)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
-    write_profile(arguments.out / f"{name}.profile.txt", flow, device)
+        (low, high), power = curve["fitted"], f"{curve['against']}^{curve['exponent']:.2f}"
+        print(f"  {curve['id']}: cost ~ {power} for {low} to {high}", flush=True)
+    result = {
+        "machine": machine(setup.device),
+        "versions": versions(),
+        "figures": measured,
+        "scaling": curves,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_profile(folder / f"{name}.profile.txt", setup.flow, setup.device)
 
 
 def default_name(device: torch.device) -> str:
-    """`nvidia-h200`, or `cpu-2-threads`."""
+    """`h200`, or `cpu-2-cores`: the names of the committed results."""
     if device.type == "cuda":
-        return re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(device).lower()).strip("-")
-    return f"cpu-{torch.get_num_threads()}-threads"
+        words = torch.cuda.get_device_name(device).lower().removeprefix("nvidia ")
+        return re.sub(r"[^a-z0-9]+", "-", words).strip("-")
+    threads = torch.get_num_threads()
+    return f"cpu-{threads}-core{'s' * (threads > 1)}"
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -96,10 +117,6 @@ def _cpu_name() -> str:
         lines = []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.processor() or platform.machine()
-
-
-def versions() -> dict[str, str]:
-    return {"xorflow": xf.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 if __name__ == "__main__":

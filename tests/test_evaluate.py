@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import math
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from xorflow import (
     LatentFlow,
     Layer,
     LogLikelihood,
+    Mixture,
     ModelError,
     evaluate,
 )
@@ -140,7 +142,7 @@ def test_samples_are_those_of_the_stated_noise(name, sum_last):
         weights = _log_weights(flow, flow.encode(x), context, noise, stop, "p")
     expected = torch.logsumexp(weights, 0) - math.log(samples)
     of_one = bytes_of_a_draw(flow, stop)
-    for memory in (1, of_one, 3 * of_one, 5 * len(x) * of_one, 2**28):
+    for memory in (of_one, 3 * of_one, 5 * len(x) * of_one, 2**28):
         found = evaluate.importance(
             flow, x, context, samples=samples, seed=seed, sum_last=sum_last, memory=memory
         )
@@ -162,6 +164,44 @@ def test_no_more_is_drawn_at_a_time_than_memory_allows(monkeypatch):
         evaluate.importance(flow, all_states((2,) * 3), samples=23, sum_last=False, memory=most * of_one)
         assert sum(draws * rows for draws, rows in drawn) == 23 * 8
         assert max(draws * rows for draws, rows in drawn) <= most
+
+
+@pytest.mark.parametrize("most", [1, 3, 10**6])
+@pytest.mark.parametrize("measure", [evaluate.exact, evaluate.greedy, evaluate.layer_use])
+def test_no_more_rows_pass_at_a_time_than_memory_allows(measure, most):
+    flow, x = zoo.make("D3 posterior"), all_states((2,) * 3)
+    expected, rows = measure(flow, x), []
+    flow.layers[0].conditioner.register_forward_hook(lambda net, inputs, output: rows.append(len(output)))
+    found = measure(flow, x, memory=most * bytes_of_a_draw(flow, flow.depth))
+    assert 1 <= max(rows) <= most
+    if measure is evaluate.layer_use:
+        assert astuple(found[0]) == pytest.approx(astuple(expected[0]), abs=1e-12)
+    else:
+        close(found.values, expected.values)
+
+
+@pytest.mark.parametrize(
+    "measure", [evaluate.exact, evaluate.greedy, evaluate.layer_use, evaluate.importance]
+)
+def test_memory_that_one_row_does_not_fit_into_is_refused(measure):
+    flow = zoo.make("D3 posterior")
+    enough = bytes_of_a_draw(flow, flow.depth - (measure is evaluate.importance))
+    measure(flow, all_states((2,) * 3), memory=enough)
+    words = (
+        rf"one row takes about {enough:,} bytes, and memory allows {enough - 1:,}; allow at least {enough:,}$"
+    )
+    with pytest.raises(ConfigError, match=words):
+        measure(flow, all_states((2,) * 3), memory=enough - 1)
+
+
+def test_a_mixture_takes_what_its_largest_component_takes():
+    small, large = zoo.make("D3 linear"), zoo.make("D3 posterior")
+    of_one = bytes_of_a_draw(large, 1)
+    assert of_one > bytes_of_a_draw(small, 1)
+    mixture = Mixture([small, large])
+    assert evaluate.rows_at_a_time(mixture, 5 * of_one, 100) == 5
+    assert evaluate.rows_at_a_time(mixture, 500 * of_one, 100) == 100
+    assert evaluate.rows_at_a_time(mixture, None, 100) == 100
 
 
 @pytest.mark.parametrize("proposal", ["p", "q"])

@@ -24,6 +24,9 @@ Kind = Literal["exact", "lower bound"]
 _DRAWS_AT_A_TIME = 16
 """Of a row, if memory allows: the first layer's network sees no draw, and is evaluated once for all of them."""
 
+_ROWS, _ROWS_ON_CUDA = 2000, 2**14
+"""That pass at once."""
+
 _IMPORTANCE_STREAM = 4
 """Which of a seed's sequences importance sampling draws from; the data sets use the first ones."""
 
@@ -83,7 +86,8 @@ def exact(
     data: Split | Tensor,
     context: Tensor | None = None,
     *,
-    batch_size: int = 2000,
+    batch_size: int | None = None,
+    memory: int | None = None,
     autocast: torch.dtype | None = None,
 ) -> LogLikelihood:
     """Exact log p(x) of each row: any `Flow`, a `LatentFlow` of depth 1, small spaces by enumeration, or a mixture of these.
@@ -92,7 +96,8 @@ def exact(
         flow: the model.
         data: rows.
         context: (N, C), if `data` is a tensor.
-        batch_size: rows at a time.
+        batch_size: rows at a time, at most; by default what suits the device.
+        memory: at most about how many bytes a pass takes, with fewer rows at a time if need be.
         autocast: compute the networks' products in this type, `torch.bfloat16` say, to see what that does to a likelihood;
             logits, logs and sums are float32 or more all the same. By default everything has the type of the weights.
 
@@ -100,8 +105,9 @@ def exact(
         Intractable: where there is no exact value; the message names what to call instead.
     """
     values = []
+    rows = rows_at_a_time(flow, memory, batch_size)
     with torch.autocast(flow.device.type, dtype=autocast, enabled=autocast is not None):
-        for batch in _batches(flow, data, context, batch_size):
+        for batch in _batches(flow, data, context, rows):
             values.append(flow.log_likelihood(flow.encode(batch.x), batch.context))
     return LogLikelihood(torch.cat(values), "exact", flow.features)
 
@@ -111,14 +117,15 @@ def greedy(
     data: Split | Tensor,
     context: Tensor | None = None,
     *,
-    batch_size: int = 2000,
+    batch_size: int | None = None,
+    memory: int | None = None,
 ) -> LogLikelihood:
     """Exact log p(x) under the deterministic reading: the generator's own most probable u, layer by layer.
 
     The likelihood of another model than the latent flow's. The most probable value of a posterior is never used: it may see all
     of x, and then gives no distribution.
     """
-    return exact(flow.greedy(), data, context, batch_size=batch_size)
+    return exact(flow.greedy(), data, context, batch_size=batch_size, memory=memory)
 
 
 @torch.no_grad()
@@ -211,12 +218,23 @@ def layer_use(
     context: Tensor | None = None,
     *,
     seed: int = 0,
-    batch_size: int = 1000,
+    batch_size: int | None = None,
+    memory: int | None = None,
 ) -> list[LayerUse]:
-    """How much each layer does, from one draw of every row: a layer that flips nothing adds no depth."""
+    """How much each layer does, from one draw of every row: a layer that flips nothing adds no depth.
+
+    Args:
+        flow: the model.
+        data: rows.
+        context: (N, C), if `data` is a tensor.
+        seed: names the noise, which does not depend on how the rows are cut.
+        batch_size: rows at a time, at most; by default what suits the device.
+        memory: at most about how many bytes a pass takes, with fewer rows at a time if need be.
+    """
+    most = rows_at_a_time(flow, memory, batch_size)
     totals = torch.zeros(flow.depth, 3, dtype=torch.float64, device=flow.device)
-    for index, batch in enumerate(_batches(flow, data, context, batch_size)):
-        x, rows = flow.encode(batch.x), (index * batch_size, len(batch.x))
+    for index, batch in enumerate(_batches(flow, data, context, most)):
+        x, rows = flow.encode(batch.x), (index * most, len(batch.x))
         noise = _noise(flow, seed, (0, 1), rows, len(data), flow.depth)[0]
         drawn = flow.run(x, draws=noise, context=batch.context)
         hard = flow.run(x, draws=GREEDY, context=batch.context)
@@ -245,12 +263,12 @@ def _weigh(
         raise ConfigError(f"importance sampling needs at least one sample, and got samples={samples}")
     if proposal not in ("p", "q"):
         raise ConfigError(f"proposal is 'p' (the generator) or 'q' (the posterior), and got {proposal!r}")
-    if memory is not None and memory < 1:
-        raise ConfigError(f"memory is a number of bytes, at least 1, and got memory={memory}")
     if memory is None:
         memory = 2**28 if flow.device.type == "cpu" else 2**31
+        most = max(1, memory // bytes_of_a_draw(flow, stop))
+    else:
+        most = _fitting(memory, bytes_of_a_draw(flow, stop), "one draw of one row")
     total = len(data)
-    most = max(1, memory // bytes_of_a_draw(flow, stop))
     rows = max(1, min(total, 1024, most // _DRAWS_AT_A_TIME))
     chunk = min(samples, max(1, most // rows))
     found = []
@@ -265,7 +283,41 @@ def _weigh(
     return found
 
 
-def bytes_of_a_draw(flow: LatentFlow, stop: int) -> int:
+def rows_at_a_time(flow: Flow | LatentFlow | Mixture, memory: int | None, at_most: int | None = None) -> int:
+    """How many rows pass at once within `memory` bytes, at most `at_most`.
+
+    Without either: a number that leaves a CPU's caches room, and on CUDA as many as fill the device, for whose launches fewer
+    rows would only wait.
+
+    Raises:
+        ConfigError: if one row takes more.
+    """
+    on_cuda = flow.device.type == "cuda"
+    if memory is not None:
+        return min(
+            at_most or (_ROWS_ON_CUDA if on_cuda else _ROWS),
+            _fitting(memory, _of_a_row(flow), "a pass of one row"),
+        )
+    if at_most is not None or not on_cuda:
+        return at_most or _ROWS
+    return max(_ROWS, min(_ROWS_ON_CUDA, 2**31 // _of_a_row(flow)))
+
+
+def _of_a_row(flow: Flow | LatentFlow | Mixture) -> int:
+    parts = list(flow) if isinstance(flow, Mixture) else [flow]
+    return max(bytes_of_a_draw(part, part.depth) for part in parts)
+
+
+def _fitting(memory: int, of_one: int, what: str) -> int:
+    """How many fit; at least one must."""
+    if memory < of_one:
+        raise ConfigError(
+            f"{what} takes about {of_one:,} bytes, and memory allows {memory:,}; allow at least {of_one:,}"
+        )
+    return memory // of_one
+
+
+def bytes_of_a_draw(flow: Flow | LatentFlow, stop: int) -> int:
     """About what the draws of one row take, from noise to weight, where `stop` layers are drawn.
 
     For each number of a row: the noise, and in each layer what it became, logits and probabilities among it, until the trace is
@@ -278,7 +330,7 @@ def bytes_of_a_draw(flow: LatentFlow, stop: int) -> int:
     return number * (width * (8 + 13 * max(stop, 1)) + pairs + 2 * _widest_output(flow))
 
 
-def _widest_output(flow: LatentFlow) -> int:
+def _widest_output(flow: Flow | LatentFlow) -> int:
     """Of all modules inside the networks, for one row."""
     found = [0]
 

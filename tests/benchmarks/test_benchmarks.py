@@ -27,11 +27,13 @@ REQUIRED = ["id", "value", "unit", "reference", "ratio", "target", "met"]
 def bench() -> Iterator[SimpleNamespace]:
     """The modules of benchmarks/, which is a folder of scripts and no package."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    names = ("timing", "references", "models", "scaling", "report")
+    names = ("timing", "references", "models", "measures", "limits", "figures", "scaling", "report", "run")
+    before = set(sys.modules)
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     sys.path.remove(str(ROOT / "benchmarks"))
-    for name in names:
-        del sys.modules[name]
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(ROOT / "benchmarks")):
+            del sys.modules[name]
 
 
 @pytest.fixture
@@ -100,6 +102,101 @@ def test_alternation_gives_medians_of_all(bench: SimpleNamespace) -> None:
     assert min(times.values()) >= 0
 
 
+def test_the_limit_is_the_longer_of_two_times(
+    bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, device = bench.limits, torch.device("cpu")
+    monkeypatch.setattr(limits, "_bandwidth", lambda device: 10.0)
+    made = xf.MADE(
+        2, hidden=(4,)
+    )  # units of degree 1: each sees the first feature, and the second output sees each
+    for rate, seconds in ((1e9, (4 * 16 + 3 * 2 * 16) / 10), (0.5, 2 * 3 * 8 / 0.5)):
+        monkeypatch.setattr(limits, "_rate", lambda device, rounded, rate=rate: rate)
+        assert limits.sampling_limit(made, 3, device).seconds == pytest.approx(seconds)
+    flow = xf.LatentFlow([xf.Layer(made), xf.Layer(xf.MADE(2, hidden=(4,)))], xf.FactorisedBase(2))
+    # the first network once for each of 5 images, the second for each of 7 draws of each
+    assert bench.limits.bound_limit(flow, 5, 7, device).seconds == pytest.approx(2 * 5 * 8 * (1 + 7) / 0.5)
+
+
+# ---- the command ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--run", "/nonexistent"], "there is no folder /nonexistent"),
+        (["--device", "cuda:63"], "device 'cuda:63' is not there"),
+        (["--device", "abacus"], "device is auto, cpu, cuda, cuda:N or mps; got 'abacus'"),
+        (["--device", "cpu", "--only", "nothing"], "--only takes, is made_against_linear, training_step_cpu"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(
+    bench: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        bench.run.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert words in said.err
+
+
+@pytest.mark.parametrize("what", ["depth", "width", "features"])
+def test_a_run_of_another_kind_is_refused(
+    bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    features, width = (5 if what == "features" else 784), (8 if what == "width" else 1024)
+    layers = [xf.Layer(xf.MADE(features, hidden=(width,))) for _ in range(1 + (what == "depth"))]
+    flow = xf.LatentFlow(layers, xf.FactorisedBase(features))
+    monkeypatch.setattr(xf, "load", lambda run, device: flow)
+    with pytest.raises(
+        xf.ConfigError, match=f"has depth {len(layers)}, {features} features and MADE.*{width}"
+    ):
+        bench.models.read_flow(Path("there"), torch.device("cpu"))
+
+
+def test_nothing_is_trained_that_is_not_asked_for(
+    bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forbidden(*given: object, **named: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(bench.measures, "train_flow", forbidden)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--device", "cpu", "--only", "made_against_linear"])
+    bench.run.main()
+    assert "made-forward-backward" in capsys.readouterr().out
+
+
+def test_names_are_those_of_the_committed_results(
+    bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    names = {bench.run.default_name(torch.device(kind)) for kind in ("cpu", "cuda")}
+    assert names == {path.stem for path in RESULTS.glob("*.json")}
+
+
+def test_ids_are_told_apart(bench: SimpleNamespace) -> None:
+    declared = [
+        bench.measures.Measure(lambda setup: [], "cpu", ("a", "b"), optional=("b",)),
+        bench.measures.Measure(lambda setup: [], "cpu", ("c",)),
+    ]
+    cases = {"abc": None, "ac": None, "ab": "without c", "acd": "with d", "ca": "in another order"}
+    assert {ids: bench.measures.mismatch(ids, declared) for ids in cases} == cases
+
+
+def test_ids_name_the_device_in_one_way(bench: SimpleNamespace) -> None:
+    for kind, word in (("cpu", "gpu"), ("cuda", "cpu")):
+        ids = [id for measure in bench.figures.for_device(kind) for id in measure.ids]
+        assert len(ids) == len(set(ids))
+        assert not any(part in (word, "cuda") for id in ids for part in id.split("-"))
+
+
 # ---- references ----
 
 
@@ -148,6 +245,8 @@ def test_curves_record_what_they_measured(bench: SimpleNamespace) -> None:
         assert len(curve["seconds"]) == len(curve["sizes"])
         assert math.isfinite(curve["exponent"])
     assert curves[0]["fitted"] == [4, 8]
+    for result in bench.report.load(RESULTS).values():
+        assert [curve["id"] for curve in result["scaling"]] == [curve["id"] for curve in curves]
 
 
 # ---- the report ----
@@ -197,6 +296,16 @@ def test_committed_results_are_whole(bench: SimpleNamespace) -> None:
             assert (figure["met"] is None) == (figure["target"] is None)
         assert max(max(c["sizes"]) for c in result["scaling"] if c["against"] == "D") == 12288
         assert (RESULTS / f"{name}.profile.txt").is_file()
+
+
+def test_committed_results_are_of_what_is_measured(bench: SimpleNamespace) -> None:
+    for name, result in bench.report.load(RESULTS).items():
+        measures = bench.figures.for_device(result["machine"]["device"])
+        ids = [figure["id"] for figure in result["figures"]]
+        if "source" in result["versions"]:
+            assert bench.measures.mismatch(ids, measures) is None, name
+        else:  # measured before results named their source, and before some of the figures
+            assert set(ids) <= {id for measure in measures for id in measure.ids}, name
 
 
 def test_the_performance_page_is_up_to_date(bench: SimpleNamespace) -> None:

@@ -102,6 +102,8 @@ def test_labels_are_of_mnist_only(xorflow: Command, tmp_path: Path) -> None:
             "evaluate RUN --memory lots",
             "--memory is a number of bytes, such as 500MB or 2GB; got 'lots'",
         ),
+        ("evaluate RUN --memory 9", "a pass of one row takes about"),
+        ("score RUN --data DATA --memory 9", "a pass of one row takes about"),
         ("evaluate RUN --device nonsense", "got 'nonsense'"),
         ("evaluate", "Missing argument 'RUN'"),
         ("score RUN", "Missing option '--data'"),

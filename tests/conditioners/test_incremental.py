@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xorflow import MADE
-from xorflow.conditioners import Source
+from xorflow.conditioners import Source, made
 
 
 @st.composite
@@ -68,3 +68,13 @@ def test_trial_values_change_nothing():
             whole = net({Source.STATE: x})[:, block.first : block.last]
             torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
             walk.settle(block, x[:, block.first : block.last])
+
+
+def test_blocks_are_cut_when_they_are_asked_for(monkeypatch):
+    """A kernel that takes all features in one launch needs none."""
+    asked = []
+    monkeypatch.setattr(made, "cut_into_blocks", lambda *given: asked.append(given) or [])
+    walk = MADE(6, (8,)).incremental(3, None, 2)
+    assert asked == []
+    assert walk.blocks is walk.blocks
+    assert len(asked) == 1

@@ -56,7 +56,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Memory = Annotated[
     str | None,
     typer.Option(
-        help="About what importance samples take at a time beside model and data, such as 500MB.",
+        help="About what a pass, or importance samples, may take at a time beside model and data, such as 500MB.",
         show_default=False,
     ),
 ]
@@ -166,7 +166,7 @@ def score(
         if isinstance(flow, LatentFlow) and not flow.has_closed_form:
             found = likelihoods.importance(flow, x, samples=samples, memory=most)
         else:
-            found = likelihoods.exact(flow, x)
+            found = likelihoods.exact(flow, x, memory=most)
     values = found.values.cpu()
     if out is not None:
         _write_scores(out, values)

@@ -7,6 +7,8 @@ that lie between its first and its last feature are evaluated again. All blocks 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,16 +41,16 @@ class Block:
     after: tuple[int, ...]
 
 
-def cut_into_blocks(features: int, degrees: list[Tensor], size: int) -> list[Block]:
+def cut_into_blocks(features: int, degrees: Sequence[Tensor], size: int) -> list[Block]:
     """Blocks of `size` features; `degrees` are those of each hidden layer, ascending."""
+    ascending = [d.tolist() for d in degrees]
 
     def count(most: int) -> tuple[int, ...]:
-        return tuple(int(torch.searchsorted(d, most, right=True)) for d in degrees)
+        return tuple(bisect_right(d, most) for d in ascending)
 
     edges = [*range(0, features, size), features]
-    none = (0,) * len(
-        degrees
-    )  # a unit of degree 0 (D = 1) sees no feature, and is nobody's before the first block's
+    # a unit of degree 0 (D = 1) sees no feature, and is nobody's before the first block's
+    none = (0,) * len(ascending)
     return [
         Block(i, j, count(i) if i else none, count(j - 1), count(j)) for i, j in itertools.pairwise(edges)
     ]
@@ -61,7 +63,7 @@ class IncrementalMADE:
         net: the masked layers, in the arrangement of the ordering, with ReLUs between them.
         skip: the direct connections, or None.
         context_terms: what the context adds to the first layer (B, H) and to the output (B, O), or None.
-        blocks: how to cut the features.
+        cut: makes the blocks, when they are first asked for: a kernel for all features needs none.
         wide: floats for each feature: at the input and at the output.
         batch: B.
     """
@@ -71,14 +73,16 @@ class IncrementalMADE:
         net: nn.Sequential,
         skip: MaskedLinear | None,
         context_terms: tuple[Tensor, Tensor, Tensor | None] | None,
-        blocks: list[Block],
+        cut: Callable[[], list[Block]],
         wide: tuple[int, int],
         batch: int,
     ) -> None:
         layers = [layer for layer in net if isinstance(layer, MaskedLinear)]
-        self.blocks = blocks
+        self._cut = cut
+        self._blocks: list[Block] | None = None
         self._wide_in, self._wide_out = wide
-        context = 0 if context_terms is None else layers[0].in_features - blocks[-1].last * self._wide_in
+        features = layers[-1].out_features // self._wide_out
+        context = layers[0].in_features - features * self._wide_in
         self._weights = [layer.weight.detach() for layer in layers]
         self._weights[0] = self._weights[0][:, context:]
         self._skip = None if skip is None else skip.weight.detach()[:, context:]
@@ -92,6 +96,13 @@ class IncrementalMADE:
             self._sums[-1] += out
             if through_skip is not None:
                 self._sums[-1] += through_skip
+
+    @property
+    def blocks(self) -> list[Block]:
+        """In the order of the features."""
+        if self._blocks is None:
+            self._blocks = self._cut()
+        return self._blocks
 
     def _outputs(self, block: Block) -> slice:
         return slice(block.first * self._wide_out, block.last * self._wide_out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -148,9 +149,9 @@ class MADE(Conditioner):
             if self.context_skip is not None:
                 out = self.context_skip(context)[:, self._places]
             terms = linear(context, first.weight[:, :c]), out, through_skip
-        blocks = cut_into_blocks(self.features, self._degrees, block_size)
         wide = self.states.flat // self.features, self.choices.flat // self.features
-        return IncrementalMADE(self.net, self.skip, terms, blocks, wide, batch)
+        cut = functools.partial(cut_into_blocks, self.features, self._degrees, block_size)
+        return IncrementalMADE(self.net, self.skip, terms, cut, wide, batch)
 
     @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:

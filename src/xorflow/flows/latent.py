@@ -10,6 +10,7 @@ from xorflow._math import ENUMERATION_LIMIT, enumerate_states
 from xorflow.errors import Intractable
 from xorflow.flows.distribution import FlowDistribution
 from xorflow.flows.flow import Flow
+from xorflow.flows.marginal import marginal_total
 from xorflow.flows.nodes import BinaryNodes
 from xorflow.flows.sampling import SampleNoise, invert
 from xorflow.flows.stack import Stack
@@ -60,15 +61,13 @@ class LatentFlow(Stack):
     def log_marginal_total(self, point: Point, context: Tensor | None = None) -> Tensor:
         """`log_marginal` summed over features, (...); for training: one launch each way on a CUDA device."""
         nodes = self.last_generator(point, context)
-        if isinstance(nodes, BinaryNodes) and self._kernel_fits(nodes.logits, point.state):
-            return _kernels.marginal_total(nodes.logits, point.state, self.base.logits)
+        if isinstance(nodes, BinaryNodes) and _is_plain(nodes.logits, point.state):
+            fits = nodes.logits.dtype == point.state.dtype == self.base.logits.dtype == torch.float32
+            if _kernels.usable(nodes.logits) and fits:
+                return _kernels.marginal_total(nodes.logits, point.state, self.base.logits)
+            return marginal_total(nodes.logits, point.state, self.base.logits)
         rewards = self.layers[-1].transform.outcomes(self.base.log_table(), point.state)
         return nodes.log_mixture(rewards).sum(-1)
-
-    def _kernel_fits(self, logits: Tensor, state: Tensor) -> bool:
-        plain = state.requires_grad or logits.dim() != 2 or logits.shape != state.shape
-        same_type = logits.dtype == state.dtype == self.base.logits.dtype == torch.float32
-        return _kernels.usable(logits) and same_type and not plain
 
     def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """Exact log p(x) in nats for encoded x, (B,): closed form at depth 1, enumeration in small spaces."""
@@ -112,3 +111,8 @@ class LatentFlow(Stack):
         """Integers x (..., D) as a function of given noise."""
         y = self.encode(self.base.sample(noise.base))
         return self.states.decode(invert(self, y, noise.layers, context))
+
+
+def _is_plain(logits: Tensor, state: Tensor) -> bool:
+    """Whether these are log-odds of two choices for each of the two states, without a gradient of the states."""
+    return not state.requires_grad and logits.dim() == 2 and logits.shape == state.shape

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, one_hot, softplus
+from torch.nn.functional import logsigmoid, one_hot
+from torch.nn.functional import softplus as torch_softplus
 
 from xorflow._autograd import Function
 from xorflow._states import NEVER, Alphabet
 
 
-def _softplus(x: Tensor) -> Tensor:
+def softplus(x: Tensor) -> Tensor:
     """log(1 + exp(x)), exact in float64 too: the default threshold of torch leaves an error of 2e-9."""
-    return softplus(x, threshold=50.0)
+    return torch_softplus(x, threshold=50.0)
 
 
 class _LogMixture(Function):
@@ -29,7 +30,7 @@ class _LogMixture(Function):
     @staticmethod
     def forward(logits: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         raised = high - low + logits
-        return (low + _softplus(raised)).sub_(_softplus(logits)), raised
+        return (low + softplus(raised)).sub_(softplus(logits)), raised
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -82,7 +83,7 @@ class BinaryNodes:
 
     def log_prob(self, u: Tensor) -> Tensor:
         """log P(u) for encoded u, (..., D)."""
-        return u * self.logits - _softplus(self.logits)
+        return u * self.logits - softplus(self.logits)
 
     def mode(self) -> Tensor:
         """The most probable choice (0 in a tie)."""
@@ -94,11 +95,11 @@ class BinaryNodes:
 
     def entropy(self) -> Tensor:
         """(..., D), in nats."""
-        return _softplus(self.logits) - self.logits * self.mean
+        return softplus(self.logits) - self.logits * self.mean
 
     def kl(self, other: BinaryNodes) -> Tensor:
         """KL(self || other), (..., D)."""
-        return self.mean * (self.logits - other.logits) - _softplus(self.logits) + _softplus(other.logits)
+        return self.mean * (self.logits - other.logits) - softplus(self.logits) + softplus(other.logits)
 
     def expectation(self, values: Tensor) -> Tensor:
         """E[values at u], (..., D), for values (..., D, 2)."""

@@ -7,6 +7,7 @@ solution, and in practice few do: an iteration ends with a full pass that change
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from xorflow.errors import Intractable, ModelError
 from xorflow.flows.layer import Layer
 from xorflow.flows.stack import Draws, Stack, choose
 from xorflow.flows.trace import Point
+from xorflow.flows.ways import GivenUp, Way, by_the_quickest, check
 
 _BLOCK_SIZE = 56
 """Features settled together: large enough to amortise a block's overhead, small enough to settle in few rounds."""
@@ -88,32 +90,42 @@ def _invert_layer(flow: Stack, index: int, y: Tensor, draws: Draws, context: Ten
 
     if layer.conditioner.mask is not None:  # a coupling layer's network sees only what the layer leaves alone
         return step(y)
-    return _settle(step, _propose(flow, layer, y, draws, context), flow.features)
+
+    def go(way: Way, deadline: float) -> Tensor:
+        guess = y if way is Way.PASSES else _propose(flow, layer, y, draws, context, way, deadline)
+        return _settle(step, guess, flow.features, deadline)
+
+    return by_the_quickest(layer, y, draws if isinstance(draws, str) else "drawn", go)
 
 
-def _propose(flow: Stack, layer: Layer, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
-    """A first guess of x: right but for rounding where the conditioner can be evaluated incrementally, and y elsewhere."""
-    walk = (
-        layer.conditioner.incremental(len(y), context, _BLOCK_SIZE)
-        if y.dim() == 2 + (not flow.states.binary)
-        else None
-    )
+def _propose(
+    flow: Stack, layer: Layer, y: Tensor, draws: Draws, context: Tensor | None, way: Way, deadline: float
+) -> Tensor:
+    """x, right but for rounding, by a conditioner that can be evaluated along its ordering."""
+    rows = y.dim() == 2 + (not flow.states.binary)
+    walk = layer.conditioner.incremental(len(y), context, _BLOCK_SIZE) if rows else None
     if walk is None:
-        return y
+        raise GivenUp
     order = torch.tensor(layer.conditioner.order, device=y.device)
     feature_dim = -1 if flow.states.binary else -2
     base = y.index_select(feature_dim, order)
     noise = draws if isinstance(draws, str) else draws[..., 0, :].index_select(-1, order)
-    found = walk.at_once(base, torch.full_like(base, 0.5) if isinstance(noise, str) else noise)
-    if found is None:
-        found = _walk(flow, layer, walk, order, base, noise)
+    if way is Way.LAUNCH:
+        found = walk.at_once(base, torch.full_like(base, 0.5) if isinstance(noise, str) else noise)
+        if found is None:
+            raise GivenUp
+    else:
+        found = _walk(flow, layer, walk, order, base, noise, deadline)
     return torch.empty_like(found).index_copy_(feature_dim, order, found)
 
 
-def _walk(flow: Stack, layer: Layer, walk: Incremental, order: Tensor, base: Tensor, noise: Draws) -> Tensor:
+def _walk(
+    flow: Stack, layer: Layer, walk: Incremental, order: Tensor, base: Tensor, noise: Draws, deadline: float
+) -> Tensor:
     """x in the arrangement of the ordering, settled block by block."""
     found = torch.empty_like(base)
     for block in walk.blocks:
+        check(deadline)
         ranks = slice(block.first, block.last)
         features = order[ranks]
         own = noise if isinstance(noise, str) else noise[..., ranks]
@@ -122,9 +134,8 @@ def _walk(flow: Stack, layer: Layer, walk: Incremental, order: Tensor, base: Ten
             logits = layer.conditioner.shape_logits(walk.logits(block, flow.states.flatten(x)), size)
             u = choose(layer.nodes_of(logits, features), own, layer.transform.choices, flow.dtype)
             before, x = x, layer.transform.relaxed_to_data(base[:, ranks], u, features)
-            if trial + 1 < size and torch.equal(
-                x, before
-            ):  # a look that a device need not wait for is not taken
+            # a look that a device need not wait for is not taken
+            if trial + 1 < size and torch.equal(x, before):
                 break
         walk.settle(block, flow.states.flatten(x))
         found[:, ranks] = x
@@ -139,12 +150,15 @@ def _joint_step(flow: Stack, x: Tensor, y: Tensor, draws: Draws, context: Tensor
     return y
 
 
-def _settle(step: Callable[[Tensor], Tensor], start: Tensor, features: int) -> Tensor:
+def _settle(
+    step: Callable[[Tensor], Tensor], start: Tensor, features: int, deadline: float = math.inf
+) -> Tensor:
     x = start
     for _ in range(features + 1):
         settled = step(x)
         if torch.equal(settled, x):
             return x
+        check(deadline)
         x = settled
     raise AssertionError("an autoregressive layer settles within D + 1 passes")
 

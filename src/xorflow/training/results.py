@@ -23,24 +23,27 @@ def likelihood(
 ) -> LogLikelihood:
     """The best likelihood there is: exact if in closed form, otherwise the importance-sampled bound."""
     if isinstance(flow, Mixture) or flow.has_closed_form:
-        return evaluate.exact(flow, split)
+        return evaluate.exact(flow, split, memory=memory)
     proposal = "q" if flow.has_posterior else "p"
     return evaluate.importance(flow, split, samples=samples, seed=seed, proposal=proposal, memory=memory)
 
 
-def refitted(flow: Trainable, train: Split, precision: str = "auto") -> Flow | Mixture:
+def refitted(
+    flow: Trainable, train: Split, precision: str = "auto", memory: int | None = None
+) -> Flow | Mixture:
     """The deterministic reading on a base fitted to its residuals on the training data; in a mixture, of each component."""
     with rounded_products(flow.device, precision):  # of residuals that are only counted
         if isinstance(flow, Mixture):
-            return flow.of([_refitted(part, train) for part in flow if isinstance(part, LatentFlow)])
-        return _refitted(flow, train)
+            return flow.of([_refitted(part, train, memory) for part in flow if isinstance(part, LatentFlow)])
+        return _refitted(flow, train, memory)
 
 
-def _refitted(flow: LatentFlow, train: Split) -> Flow:
+def _refitted(flow: LatentFlow, train: Split, memory: int | None) -> Flow:
     hard = train.frozen(_TRAIN_DRAW) if train.stochastic else train
     greedy = flow.greedy()
     context = hard.context if flow.context_features else None
-    return Flow(greedy.layers, refit_base(greedy, hard.values, context))
+    rows = evaluate.rows_at_a_time(greedy, memory)
+    return Flow(greedy.layers, refit_base(greedy, hard.values, context, batch_size=rows))
 
 
 def report(
@@ -54,12 +57,12 @@ def report(
     """For each named part that exists, every likelihood of this flow, in nats.
 
     Likelihoods are computed in the type of the weights. A `precision` of `bf16-mixed` rounds the products of passes over the
-    training data and of those that say what the layers do, which would take longest. `memory` is that of
-    `evaluate.importance`.
+    training data and of those that say what the layers do, which would take longest. `memory` is about what any pass, or
+    importance samples, may take at a time.
     """
     was_training = flow.training
     flow.eval()
-    refit = refitted(flow, dataset.train, precision)
+    refit = refitted(flow, dataset.train, precision, memory)
     found = {
         name: _report_split(flow, refit, split, samples, precision, memory)
         for name in parts
@@ -73,10 +76,10 @@ def _report_split(
     flow: Trainable, refit: Flow | Mixture, split: Split, samples: int, precision: str, memory: int | None
 ) -> dict[str, Any]:
     parts = [part for part in flow if isinstance(part, LatentFlow)] if isinstance(flow, Mixture) else [flow]
-    greedy = evaluate.greedy(flow, split)
-    refitted_likelihood = evaluate.exact(refit, split)
+    greedy = evaluate.greedy(flow, split, memory=memory)
+    refitted_likelihood = evaluate.exact(refit, split, memory=memory)
     with rounded_products(flow.device, precision):
-        uses = [use for part in parts for use in evaluate.layer_use(part, split)]
+        uses = [use for part in parts for use in evaluate.layer_use(part, split, memory=memory)]
     found = likelihood(flow, split, samples, memory=memory).summary() | {
         "greedy_nll": greedy.nll,
         "greedy_stderr": greedy.stderr,

@@ -1,0 +1,230 @@
+"""Training: steps, whole runs and several runs at once, each against its reference."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import xorflow as xf
+from limits import LIMIT, training_limit
+from measures import Setup, measure
+from models import bare_steps, mnist_intensities, mnist_trainer, stacked_trainers
+from references import PLAIN, ZUKO, plain_training_step, zuko_flow, zuko_training_step
+from timing import Figure, alternate, faster_than, seconds, within
+from xorflow.conditioners import Source
+from xorflow.training import Job, Options, run_jobs, train_run
+from xorflow.training.engine import Work, choose_engine
+from xorflow.training.lockstep import Lockstep
+
+
+@measure("cpu", "made-forward-backward")
+def made_against_linear(setup: Setup) -> list[Figure]:
+    """A MADE's forward and backward against unmasked layers of the same sizes."""
+    device = setup.device
+    made = xf.MADE(784, hidden=(1024,)).to(device)
+    plain = nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 784)).to(device)
+    x = (torch.rand(128, 784, device=device) < 0.15).float()
+
+    def passes(module: nn.Module, call: Callable[[], torch.Tensor]) -> Callable[[], None]:
+        def act() -> None:
+            module.zero_grad(set_to_none=True)
+            call().sum().backward()
+
+        return act
+
+    actions = {
+        "made": passes(made, lambda: made({Source.STATE: x})),
+        "linear": passes(plain, lambda: plain(x)),
+    }
+    times = alternate(actions, device, rounds=60, warm_up=5)
+    reference = "unmasked torch.nn layers of the same sizes"
+    return [faster_than("made-forward-backward", times["made"], reference, times["linear"], at_least=0.95)]
+
+
+@measure(
+    "cpu",
+    "training-step-cpu-128",
+    "training-step-cpu-128-limit",
+    "training-step-cpu-128-zuko",
+    "training-step-cpu-256",
+    "training-step-cpu-small",
+    optional=("training-step-cpu-128-zuko",),
+)
+def training_step_cpu(setup: Setup) -> list[Figure]:
+    """A step of the trainer against a plain eager loop's, on two batch sizes; against zuko's and the limit on one."""
+    device = setup.device
+    found = []
+    for batch in (128, 256):
+        trainer = mnist_trainer(device, batch_size=batch, epochs=1)
+        engine, _ = choose_engine(trainer.machinery, 0)
+        engine.begin_epoch(torch.randperm(len(trainer.dataset.train)), 0)
+        grey = trainer.dataset.train.values
+        actions: dict[str, Callable[[], object]] = {
+            "ours": lambda e=engine: e.advance(0, 0, 1),
+            "plain": plain_training_step(xf.MADE(784, hidden=(1024,)), grey, batch),
+        }
+        theirs = zuko_flow(784, 1024, device) if batch == 128 else None
+        if theirs is not None:
+            actions["zuko"] = zuko_training_step(theirs, grey, batch)
+        times = _step_times(actions, device, count=10)
+        name = f"training-step-cpu-{batch}"
+        found.append(faster_than(name, times["ours"], PLAIN, times["plain"], at_least=1.3))
+        if batch == 128:
+            found.append(_against_limit(f"{name}-limit", times["ours"], batch, device))
+        if theirs is not None:
+            note = "a continuous flow on dequantised grey values"
+            found.append(faster_than(f"{name}-zuko", times["ours"], ZUKO, times["zuko"], note=note))
+    return [*found, _small_step_cpu(device)]
+
+
+def _small_step_cpu(device: torch.device) -> Figure:
+    """A network so small that there is nothing to gain: what the trainer itself costs."""
+    trainer = mnist_trainer(device, batch_size=32, epochs=1, hidden=[64])
+    engine, _ = choose_engine(trainer.machinery, 0)
+    engine.begin_epoch(torch.randperm(len(trainer.dataset.train)), 0)
+    plain = plain_training_step(xf.MADE(784, hidden=(64,)), trainer.dataset.train.values, 32)
+    actions = {"ours": lambda: engine.advance(0, 0, 1), "plain": plain}
+    times = _step_times(actions, device, count=50)
+    return faster_than(
+        "training-step-cpu-small", times["ours"], PLAIN, times["plain"], note="64 units, batch 32"
+    )
+
+
+def _step_times(
+    steps: Mapping[str, Callable[[], object]], device: torch.device, count: int
+) -> dict[str, float]:
+    """Seconds of a step, `count` of one kind after the other as in training, so that each finds its weights in the caches."""
+
+    def several(step: Callable[[], object]) -> Callable[[], None]:
+        def act() -> None:
+            for _ in range(count):
+                step()
+
+        return act
+
+    times = alternate({name: several(step) for name, step in steps.items()}, device, rounds=15)
+    return {name: spent / count for name, spent in times.items()}
+
+
+@measure(
+    "cuda",
+    "training-step-gpu",
+    "training-step-gpu-bare",
+    "trainer-overhead-gpu",
+    "training-step-gpu-all-in",
+    "training-step-gpu-limit",
+)
+def training_step_gpu(setup: Setup) -> list[Figure]:
+    """The trainer's own loop, the bare captured loop and the plain eager loop, turn by turn; batch 256."""
+    device = setup.device
+    trainer, bare = (mnist_trainer(device, batch_size=256, epochs=40) for _ in range(2))
+    engine, _ = choose_engine(trainer.machinery, 0)
+    steps = bare.steps_per_epoch
+    loop = Lockstep([trainer], engine)
+
+    def trainer_epoch() -> None:
+        loop.train_epoch()
+        trainer.progress.batch, trainer.progress.epoch = 0, trainer.progress.epoch + 1
+
+    step = plain_training_step(xf.MADE(784, hidden=(1024,)), bare.dataset.train.values, 256)
+
+    def plain() -> None:
+        for _ in range(20):
+            step()
+
+    times = alternate(
+        {"trainer": trainer_epoch, "bare": bare_steps(bare.machinery), "plain": plain}, device, rounds=9
+    )
+    ours, captured, eager = times["trainer"] / steps, times["bare"] / steps, times["plain"] / 20
+    whole = mnist_trainer(device, batch_size=256, epochs=40)
+    whole.train()
+    all_in = whole.progress.seconds / whole.total_steps
+    words = "the trainer's loop over an epoch, order of rows included, validation and files apart"
+    over = f"overhead {100 * (ours / captured - 1):.1f} %, of at most 10 %"
+    validated = "40 epochs with a validation after each"
+    return [
+        within("training-step-gpu", ours, PLAIN, eager, at_most=0.12, unit="ms", note=words),
+        faster_than("training-step-gpu-bare", captured, PLAIN, eager, note="the captured steps alone"),
+        faster_than(
+            "trainer-overhead-gpu", ours, "bare captured loop", captured, at_least=1 / 1.1, note=over
+        ),
+        faster_than("training-step-gpu-all-in", all_in, PLAIN, eager, note=validated),
+        _against_limit("training-step-gpu-limit", ours, 256, device),
+    ]
+
+
+@measure("cuda", "hundred-epochs")
+def hundred_epochs(setup: Setup) -> list[Figure]:
+    """100 epochs of MNIST with validation and checkpoints, from nothing to result.json."""
+    device = setup.device
+    step = plain_training_step(xf.MADE(784, hidden=(1024,)), mnist_intensities(device), 256)
+
+    def plain() -> None:
+        for _ in range(50):
+            step()
+
+    eager = alternate({"plain": plain}, device, rounds=5)["plain"] / 50
+    with tempfile.TemporaryDirectory() as folder:
+        options = Options(epochs=100, batch_size=256, device=str(device))
+        spent = seconds(lambda: train_run(options, Path(folder) / "run"), device)
+    steps = 100 * (50_000 // 256)
+    note = (
+        "loading, capture, validations, checkpoints and final evaluation included; the reference is "
+        f"{steps:,} times the median step of the plain loop, and nothing else"
+    )
+    return [within("hundred-epochs", spent, PLAIN, steps * eager, at_most=10, note=note)]
+
+
+@measure(
+    "cuda",
+    "eight-runs",
+    "eight-runs-step",
+    "sixteen-runs-step",
+)
+def eight_runs(setup: Setup) -> list[Figure]:
+    """Eight seeds at once against the same eight one after the other."""
+    device = setup.device
+
+    def train(workers: int, epochs: int = 100) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            options = Options(epochs=epochs, batch_size=256, device=str(device), validate_every=10)
+            jobs = [Job(options.replace(seed=seed), Path(folder) / f"seed-{seed}") for seed in range(8)]
+            outcomes = run_jobs(jobs, workers)
+        assert all(outcome.error is None for outcome in outcomes), outcomes
+
+    for workers in (8, 1):  # kernels are compiled when they are first used
+        train(workers, epochs=1)
+    together, apart = seconds(lambda: train(8), device), seconds(lambda: train(1), device)
+    note = "100 epochs each, from nothing to result.json"
+    return [
+        faster_than("eight-runs", together, "one after the other", apart, at_least=3, unit="s", note=note),
+        *_stacked_steps(device),
+    ]
+
+
+def _stacked_steps(device: torch.device) -> list[Figure]:
+    """What is left of several runs without loading, validation and files: captured steps alone."""
+    options = {"batch_size": 256, "epochs": 40}
+    counts = {"eight": 8, "sixteen": 16}
+    works: dict[str, Work] = {
+        name: stacked_trainers(device, count, **options) for name, count in counts.items()
+    }
+    works["one"] = mnist_trainer(device, **options).machinery
+    times = alternate({name: bare_steps(work) for name, work in works.items()}, device, rounds=9)
+    alone, steps = times["one"], 50_000 // 256
+    return [
+        faster_than(
+            f"{name}-runs-step", times[name] / steps / count, "a captured step of one run", alone / steps,
+            note=f"a run's share of a captured step of {name} runs; no target of its own",
+        )
+        for name, count in counts.items()
+    ]  # fmt: skip
+
+
+def _against_limit(id: str, step: float, batch: int, device: torch.device) -> Figure:
+    limit = training_limit(xf.MADE(784, hidden=(1024,)), batch, device)
+    return faster_than(id, step, LIMIT, limit.seconds, note=limit.words)
