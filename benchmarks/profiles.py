@@ -85,7 +85,9 @@ def _whole_runs(device: torch.device, count: int, epochs: int) -> str:
     lines = [f"== {count} whole runs as one, {epochs} epochs: {found.total_tt:.2f} s under a profiler =="]  # pyright: ignore[reportAttributeAccessIssue]
     for words, act in _PHASES.items():
         code = act.__code__
-        lines.append(f"{spent[code.co_filename, code.co_firstlineno, code.co_name]:8.3f} s  {words}")
+        place = code.co_filename, code.co_firstlineno, code.co_name
+        if place in spent:
+            lines.append(f"{spent[place]:8.3f} s  {words}")
     return "\n".join(lines)
 
 

@@ -60,7 +60,7 @@ def part(model: str, estimator: str, *rows: dict[str, Any], point: str = "middle
     depth = int(model[-1])
     return {
         "version": 1, "model": model, "point": point, "estimator": estimator, "depth": depth, "features": 64,
-        "shape": [8, 8], "weights": "", "batch_sha256": "", "rows": list(rows),
+        "shape": [8, 8], "weights": "", "batch_sha256": "", "rows": list(rows), "device": "cpu", "seconds": 0.5,
         "variance_by_feature": [0.1 * (i % 7) for i in range(64)], "versions": {},
     }  # fmt: skip
 
@@ -292,3 +292,12 @@ def test_a_damaged_file_is_named(results: Path, name: str) -> None:
     path.write_text('{"version": 9}', encoding="utf-8")
     with pytest.raises(DataError, match="has version 9"):
         write_study(results / "study")
+
+
+def test_seconds_are_those_of_devices_whose_files_all_have_them() -> None:
+    parts = [part("depth-1", name, row()) for name in ("disarm", "special-case")]
+    other = part("depth-2", "disarm", row()) | {"device": "another"}
+    table = make_study_table(StudyResults(PLAN, (*parts, other), ()))
+    assert table["seconds"] == {"cpu": 1.0, "another": 0.5}
+    del other["seconds"]
+    assert make_study_table(StudyResults(PLAN, (*parts, other), ()))["seconds"] == {"cpu": 1.0}

@@ -71,8 +71,6 @@ def make_study_table(results: StudyResults) -> dict[str, Any]:
     rows.sort(key=lambda row: (models.index(row["model"]), POINTS.index(row["point"])))
     for row in rows:
         row |= _at_equal_cost(row, rows, plan["references"])
-    taken = [part["seconds"] for part in results.parts if "seconds" in part]
-    seconds = {"seconds": round(sum(taken), 1)} if taken and len(taken) == len(results.parts) else {}
     return {
         "version": STUDY_VERSION,
         "words": f"{plan['settings']['words']} {MEANING}",
@@ -80,9 +78,17 @@ def make_study_table(results: StudyResults) -> dict[str, Any]:
         "models": plan["models"],
         "rows": rows,
         "refused": plan["refused"],
-        **seconds,
+        "seconds": _seconds(results.parts),
         "training": [{key: run[key] for key in run if key != "version"} for run in results.training],
     }
+
+
+def _seconds(parts: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """What all draws on each device took, if every file of it says so."""
+    taken: dict[str, list[float]] = {}
+    for part in parts:
+        taken.setdefault(part["device"], []).append(part.get("seconds", math.nan))
+    return {device: round(sum(found), 1) for device, found in taken.items() if not math.isnan(sum(found))}
 
 
 def _rows_of(part: dict[str, Any]) -> list[dict[str, Any]]:
