@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -51,6 +52,7 @@ def made_against_linear(setup: Setup) -> list[Figure]:
     "training-step-cpu-128-limit",
     "training-step-cpu-128-zuko",
     "training-step-cpu-256",
+    "training-step-cpu-128-bf16",
     "training-step-cpu-small",
     optional=("training-step-cpu-128-zuko",),
 )
@@ -78,7 +80,21 @@ def training_step_cpu(setup: Setup) -> list[Figure]:
         if theirs is not None:
             note = "a continuous flow on dequantised grey values"
             found.append(faster_than(f"{name}-zuko", times["ours"], ZUKO, times["zuko"], note=note))
-    return [*found, _small_step_cpu(device)]
+    return [*found, _rounded_step_cpu(device), _small_step_cpu(device)]
+
+
+def _rounded_step_cpu(device: torch.device) -> Figure:
+    """`--precision bf16-mixed`, which a run must ask for: its likelihood would otherwise depend on the machine."""
+    actions = {}
+    for precision in ("auto", "bf16-mixed"):
+        trainer = mnist_trainer(device, batch_size=128, epochs=1, precision=precision)
+        engine, _ = choose_engine(trainer.machinery, 0)
+        engine.begin_epoch(torch.randperm(len(trainer.dataset.train)), 0)
+        actions[precision] = functools.partial(engine.advance, 0, 0, 1)
+    times = _step_times(actions, device, count=10)
+    note = "an option; where a CPU has no instructions for bfloat16 it is slower"
+    ours, theirs = times["bf16-mixed"], times["auto"]
+    return faster_than("training-step-cpu-128-bf16", ours, "the same step in float32", theirs, note=note)
 
 
 def _small_step_cpu(device: torch.device) -> Figure:

@@ -302,10 +302,8 @@ def test_committed_results_are_of_what_is_measured(bench: SimpleNamespace) -> No
     for name, result in bench.report.load(RESULTS).items():
         measures = bench.figures.for_device(result["machine"]["device"])
         ids = [figure["id"] for figure in result["figures"]]
-        if "source" in result["versions"]:
-            assert bench.measures.mismatch(ids, measures) is None, name
-        else:  # measured before results named their source, and before some of the figures
-            assert set(ids) <= {id for measure in measures for id in measure.ids}, name
+        assert bench.measures.mismatch(ids, measures) is None, name
+        assert result["versions"]["source"], name
 
 
 def test_the_performance_page_is_up_to_date(bench: SimpleNamespace) -> None:

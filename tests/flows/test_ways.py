@@ -10,7 +10,7 @@ from torch import Tensor
 import zoo
 from enumeration import all_states, draw_noise, sequential_sample
 from xorflow.flows import ways
-from xorflow.flows.ways import GivenUp, Way
+from xorflow.flows.ways import Absent, Way
 
 
 @pytest.mark.parametrize("way", list(Way))
@@ -61,7 +61,7 @@ class Race:
     def invert(self, way: Way, deadline: float) -> Tensor:
         self.calls.append(way)
         if math.isinf(self.seconds[way]):
-            raise GivenUp
+            raise Absent
         for _ in range(int(self.seconds[way])):
             ways.check(deadline)
             self.now += 1
@@ -130,6 +130,16 @@ def test_what_has_become_slow_is_chosen_anew(race):
     made.seconds[P] = 50
     assert made.sample() == [P, L, B]
     assert [made.sample() for _ in range(3)] == [[B], [P, B], [B]]
+
+
+def test_a_way_that_lost_by_accident_is_tried_again(race):
+    made = race(blocks=20, passes=9)  # something else kept the machine busy
+    tried = [made.sample() for _ in range(7)]
+    assert tried[-3:] == [[P]] * 3
+    made.seconds[B] = 3
+    assert [made.sample() for _ in range(3)] == [[B]] * 3
+    made.seconds[B] = 8
+    assert [made.sample() for _ in range(6)][-1] == [P, B]  # the sixteenth call
 
 
 def test_a_way_can_be_forced(race):

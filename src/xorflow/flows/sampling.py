@@ -19,7 +19,7 @@ from xorflow.errors import Intractable, ModelError
 from xorflow.flows.layer import Layer
 from xorflow.flows.stack import Draws, Stack, choose
 from xorflow.flows.trace import Point
-from xorflow.flows.ways import GivenUp, Way, by_the_quickest, check
+from xorflow.flows.ways import Absent, Way, by_the_quickest, check
 
 _BLOCK_SIZE = 56
 """Features settled together: large enough to amortise a block's overhead, small enough to settle in few rounds."""
@@ -105,7 +105,7 @@ def _propose(
     rows = y.dim() == 2 + (not flow.states.binary)
     walk = layer.conditioner.incremental(len(y), context, _BLOCK_SIZE) if rows else None
     if walk is None:
-        raise GivenUp
+        raise Absent
     order = torch.tensor(layer.conditioner.order, device=y.device)
     feature_dim = -1 if flow.states.binary else -2
     base = y.index_select(feature_dim, order)
@@ -113,7 +113,7 @@ def _propose(
     if way is Way.LAUNCH:
         found = walk.at_once(base, torch.full_like(base, 0.5) if isinstance(noise, str) else noise)
         if found is None:
-            raise GivenUp
+            raise Absent
     else:
         found = _walk(flow, layer, walk, order, base, noise, deadline)
     return torch.empty_like(found).index_copy_(feature_dim, order, found)

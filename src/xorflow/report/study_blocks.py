@@ -77,7 +77,11 @@ def _settings(table: Row) -> str:
     draws = f"{held['draws']:,} draws of every estimator on one batch of {held['batch']} images"
     where = held["device"] or "the CPU"
     seconds = table["seconds"].get(held["device"])
-    took = "" if seconds is None else f" All draws on {where} took {seconds:,.0f} s, the models' training not counted."
+    took = (
+        ""
+        if seconds is None
+        else f" All draws on {where} took {seconds:,.0f} s, the models' training not counted."
+    )
     return (
         f"Measured on {where}: {draws}. Bias is the squared distance of their mean from the exact gradient, estimated without "
         "bias of its own, so that it may be negative. It and the variance are divided by the squared norm of that gradient."
