@@ -173,6 +173,21 @@ def training_step_gpu(setup: Setup) -> list[Figure]:
     ]
 
 
+class _SavedSteps:
+    """Watches a run for the checkpoints that it leaves."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.saved = run, set[int]()
+
+    def on_start(self, total_steps: int, progress: object) -> None: ...
+    def on_step(self, step: int) -> None: ...
+    def on_epoch(self, record: dict[str, object]) -> None:
+        del record
+        latest = self.run / "checkpoints" / "latest.json"
+        if latest.exists():
+            self.saved.add(latest.stat().st_mtime_ns)
+
+
 @measure("cuda", "hundred-epochs")
 def hundred_epochs(setup: Setup) -> list[Figure]:
     """100 epochs of MNIST with validation and checkpoints, from nothing to result.json."""
@@ -185,11 +200,13 @@ def hundred_epochs(setup: Setup) -> list[Figure]:
 
     eager = alternate({"plain": plain}, device, rounds=5)["plain"] / 50
     with tempfile.TemporaryDirectory() as folder:
-        options = Options(epochs=100, batch_size=256, device=str(device))
-        spent = seconds(lambda: train_run(options, Path(folder) / "run"), device)
+        options = Options(epochs=100, batch_size=256, device=str(device), checkpoint_seconds=1)
+        watch = _SavedSteps(Path(folder) / "run")
+        spent = seconds(lambda: train_run(options, watch.run, watch), device)
+    assert watch.saved, "a run without checkpoints"
     steps = 100 * (50_000 // 256)
     note = (
-        "loading, capture, validations, checkpoints and final evaluation included; the reference is "
+        f"loading, capture, validations, {len(watch.saved)} checkpoints and final evaluation included; the reference is "
         f"{steps:,} times the median step of the plain loop, and nothing else"
     )
     return [within("hundred-epochs", spent, PLAIN, steps * eager, at_most=10, note=note)]

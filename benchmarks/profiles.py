@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import cProfile
-import pstats
+import functools
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,7 @@ from models import bare_steps, mnist_test, mnist_trainer, stacked_trainers
 from timing import seconds, synchronise
 from xorflow import evaluate
 from xorflow.flows import SampleNoise
-from xorflow.training import Options, Trainer, build_data
-from xorflow.training.engine import choose_engine
-from xorflow.training.ensemble import Ensemble
-from xorflow.training.lockstep import Lockstep, train_together
+from xorflow.training import Options, Trainer, build_data, lockstep
 from xorflow.training.run import begin_run, finish_run
 
 _ROWS = 20
@@ -53,14 +51,12 @@ def write_profile(path: Path, flow: xf.LatentFlow, device: torch.device) -> None
     path.write_text("\n\n".join([title, *sections, *whole]) + "\n")
 
 
-_PHASES = {
-    "making flows, folders and trainers": begin_run,
-    "stacking them, and one gradient to see whether that works": Ensemble.__init__,
-    "capturing the steps": choose_engine,
-    "steps, and waiting for them": Lockstep.train_epoch,
-    "the end of epochs: waiting for the last steps, records, validation": Trainer.end_epoch,
-    "of that, validation": Trainer._validate,
-    "final evaluation, weights and results": finish_run,
+_PHASES: dict[str, tuple[object, str]] = {
+    "stacking them, and one gradient to see whether that works": (lockstep, "Ensemble"),
+    "capturing the steps": (lockstep, "choose_engine"),
+    "launching steps, and the rows of the next epoch": (lockstep.Lockstep, "train_epoch"),
+    "the end of epochs: waiting for the last steps, records, validation": (Trainer, "end_epoch"),
+    "of that, validation": (Trainer, "_validate"),
 }
 
 
@@ -68,27 +64,50 @@ def _whole_runs(device: torch.device, count: int, epochs: int) -> str:
     """The host's time for whole runs as one, phase by phase, as `run_jobs` makes them."""
     options = Options(epochs=epochs, batch_size=256, device=str(device), validate_every=10)
     dataset = build_data(options).to(device)
-    watch = cProfile.Profile()
-    with tempfile.TemporaryDirectory() as folder:
-        watch.enable()
+    spent = dict.fromkeys(_PHASES, 0.0)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as watched:
+        for words, (owner, name) in _PHASES.items():
+            watched.enter_context(_timed(owner, name, functools.partial(_add, spent, words)))
+        began = time.perf_counter()
         trainers = [
             begin_run(options.replace(seed=seed), Path(folder) / str(seed), dataset=dataset)
             for seed in range(count)
         ]
-        errors = train_together(trainers)
+        made = time.perf_counter()
+        errors = lockstep.train_together(trainers)
+        trained = time.perf_counter()
         for trainer in trainers:
             finish_run(trainer)
-        watch.disable()
+        ended = time.perf_counter()
     assert not any(errors), errors
-    found = pstats.Stats(watch)
-    spent = {place: entry[3] for place, entry in found.stats.items()}  # pyright: ignore[reportAttributeAccessIssue]
-    lines = [f"== {count} whole runs as one, {epochs} epochs: {found.total_tt:.2f} s under a profiler =="]  # pyright: ignore[reportAttributeAccessIssue]
-    for words, act in _PHASES.items():
-        code = act.__code__
-        place = code.co_filename, code.co_firstlineno, code.co_name
-        if place in spent:
-            lines.append(f"{spent[place]:8.3f} s  {words}")
-    return "\n".join(lines)
+    phases = {"making flows, folders and trainers": made - began, **spent}
+    phases["final evaluation, weights and results"] = ended - trained
+    lines = [f"== {count} whole runs as one, {epochs} epochs: {ended - began:.2f} s =="]
+    return "\n".join([*lines, *(f"{seconds:8.3f} s  {words}" for words, seconds in phases.items())])
+
+
+def _add(spent: dict[str, float], words: str, seconds: float) -> None:
+    spent[words] += seconds
+
+
+@contextmanager
+def _timed(owner: object, name: str, add: Callable[[float], None]) -> Iterator[None]:
+    """Within this block calls of a function are timed."""
+    act = getattr(owner, name)
+
+    @functools.wraps(act, updated=())
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return act(*args, **kwargs)
+        finally:
+            add(time.perf_counter() - began)
+
+    setattr(owner, name, timed)
+    try:
+        yield
+    finally:
+        setattr(owner, name, act)
 
 
 def _section(name: str, act: Callable[[], Any], device: torch.device) -> str:

@@ -97,7 +97,8 @@ def exact(
         data: rows.
         context: (N, C), if `data` is a tensor.
         batch_size: rows at a time, at most; by default what suits the device.
-        memory: at most about how many bytes a pass takes, with fewer rows at a time if need be.
+        memory: at most about how many bytes a pass takes, with fewer rows at a time if need be; an enumeration has a limit of
+            its own.
         autocast: compute the networks' products in this type, `torch.bfloat16` say, to see what that does to a likelihood;
             logits, logs and sums are float32 or more all the same. By default everything has the type of the weights.
 

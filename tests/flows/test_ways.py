@@ -1,6 +1,7 @@
 """Ways to invert a layer: the same integers, and the quickest is taken once all have been tried."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
@@ -125,21 +126,42 @@ def test_what_has_become_slow_is_chosen_anew(race):
     made = race(blocks=9, passes=4)
     for _ in range(5):
         made.sample()
-    made.seconds[P] = 15  # slower than blocks, but not by far
+    made.seconds[P] = 30  # slower than blocks, but a machine may be busy
     assert made.sample() == [P]
-    made.seconds[P] = 50
-    assert made.sample() == [P, L, B]
+    made.seconds[P] = 500
+    assert made.sample() == [P, B]
     assert [made.sample() for _ in range(3)] == [[B], [P, B], [B]]
+
+
+@pytest.mark.parametrize("slow", [12, 500])
+def test_that_is_so_at_any_time(race, slow):
+    made = race(blocks=9, passes=4)
+    for _ in range(20):
+        made.sample()
+    made.seconds[P], now = slow, made.now
+    for _ in range(20):
+        made.sample()
+    assert made.sample() == [B]
+    assert made.now - now < 20 * 20  # what was waited for in vain is a small part
 
 
 def test_a_way_that_lost_by_accident_is_tried_again(race):
     made = race(blocks=20, passes=9)  # something else kept the machine busy
-    tried = [made.sample() for _ in range(7)]
-    assert tried[-3:] == [[P]] * 3
+    assert [made.sample() for _ in range(7)][-3:] == [[P]] * 3
     made.seconds[B] = 3
-    assert [made.sample() for _ in range(3)] == [[B]] * 3
-    made.seconds[B] = 8
-    assert [made.sample() for _ in range(6)][-1] == [P, B]  # the sixteenth call
+    tried = [made.sample() for _ in range(6)]
+    assert tried == [[P], [P], [B], [B], [B], [B]]
+
+
+def test_threads_may_sample_at_once():
+    flow = zoo.make("D3 depth 2 reversed")
+    noise = draw_noise(flow, 50, seed=3)
+    expected = flow.sample_with(noise)
+    for _ in range(20):
+        flow = zoo.make("D3 depth 2 reversed")  # nothing is known of its layers
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _, flow=flow: flow.sample_with(noise), range(24)))
+        assert all(torch.equal(x, expected) for x in found)
 
 
 def test_a_way_can_be_forced(race):

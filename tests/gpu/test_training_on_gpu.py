@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import xorflow as xf
 from xorflow.estimators import Loss, Marginal
 from xorflow.flows import LatentFlow
 from xorflow.training import Interrupted, Job, Options, Trainer, resume_run, run_jobs, train_run
@@ -148,8 +149,15 @@ def test_different_runs_at_once_are_the_runs_alone(tmp_path: Path) -> None:
         for width in (256, 512, 1024)
     ]
     jobs = [Job(chosen, tmp_path / f"together-{index}") for index, chosen in enumerate(options)]
-    outcomes = run_jobs(jobs, 4)
+    drawn = []
+
+    def sample(job: Job) -> None:  # which times itself while others capture
+        drawn.append(xf.load(job.out, device="cuda")().sample((64,)))
+
+    outcomes = run_jobs(jobs, 4, finish=sample)
     assert [outcome.error for outcome in outcomes] == [None] * len(jobs)
+    assert not any("not_captured" in (outcome.result or {}) for outcome in outcomes)
+    assert len(drawn) == len(jobs)
     for index, chosen in enumerate(options):
         train_run(chosen, tmp_path / f"alone-{index}")
         found, expected = (

@@ -45,7 +45,7 @@ class Estimator(nn.Module, ABC):
 
     one_path: ClassVar[bool] = False
     """Whether a weight enters the loss only where it is differentiated (never detached): it may then change as soon as its
-    gradient is there, while the backward pass goes on."""
+    gradient is there, while the backward pass goes on. A class says it for itself, not for those made from it."""
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, as JSON."""

@@ -2,18 +2,19 @@
 
 How long a way takes depends on the network, its weights, the batch and the device. So for each layer, size of batch and
 reading the first calls try the ways in turn, and later ones take the quickest. A way that takes longer than another did is
-given up on the spot: a trial that loses costs what the call would have taken. On a busy machine a good way may lose, so after
-8, 16, 32, ... calls the losers are tried once more. No way draws anything, so that seeds mean the same under each.
+given up on the spot: a trial that loses costs what the call would have taken. On a busy machine a good way may lose, and
+weights change, so after 8, 16, 32, ... calls all are tried once more. No way draws anything, so that seeds mean the same under
+each.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from enum import StrEnum
 from weakref import WeakKeyDictionary
 
@@ -42,42 +43,74 @@ class Absent(Exception):
 _TRIALS = 2
 """The first may be cold."""
 
-_PATIENCE = 2
-"""The chosen way may take so many times what the next best took; weights that changed since make it be chosen anew."""
+_PATIENCE = 4
+"""The chosen way may take so many times what the next best took: a busy machine is no reason to begin anew."""
 
 _AGAIN_AFTER = 8
 """Calls; and then after twice as many, and so on."""
 
-_Times = dict[Way, list[float]]
 
-
-@dataclass
 class _Race:
-    """The seconds that each way took; a way that the layer does not have drops out."""
+    """What each way took; those that the layer does not have drop out. Several threads may run in it."""
 
-    times: _Times = field(default_factory=lambda: {way: [] for way in Way})
-    calls: int = 0
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._times: dict[Way, list[float]] = {way: [] for way in Way}
+        self._calls = 0
 
-    def next_trial(self) -> Way | None:
-        return next((way for way, spent in self.times.items() if len(spent) < _TRIALS), None)
+    def begin(self) -> None:
+        """One more call; now and then all ways are timed anew, the quickest so far first."""
+        with self._lock:
+            self._calls += 1
+            due = self._calls >= _AGAIN_AFTER and self._calls.bit_count() == 1
+            if due and self._next_trial() is None:
+                self._times = {way: [] for way in sorted(self._times, key=self._time)}
 
-    def least(self, but: Way | None = None) -> float:
-        others = (spent for way, spent in self.times.items() if way != but)
-        return min((seconds for spent in others for seconds in spent), default=math.inf)
+    def turn(self) -> tuple[Way, float, bool]:
+        """Which way to go, how many seconds it may take, and whether that is a trial."""
+        with self._lock:
+            way = self._next_trial()
+            if way is not None:
+                return way, self._least(), True
+            way = min(self._times, key=self._time)
+            return way, _PATIENCE * self._least(but=way), False
 
-    def quickest(self) -> Way:
-        return min(self.times, key=lambda way: min(self.times[way]))
+    def quickest(self) -> Way | None:
+        """None while ways are still to be tried."""
+        with self._lock:
+            return None if self._next_trial() is not None else min(self._times, key=self._time)
 
-    def count(self) -> None:
-        """One more call; now and then the losers get another chance."""
-        self.calls += 1
-        due = self.calls >= _AGAIN_AFTER and self.calls.bit_count() == 1
-        if due and self.next_trial() is None:
-            best = self.quickest()
-            self.times = {way: spent if way is best else [] for way, spent in self.times.items()}
+    def took(self, way: Way, seconds: float) -> None:
+        with self._lock:
+            self._times.setdefault(way, []).append(seconds)
+
+    def lost(self, way: Way, seconds: float) -> None:
+        """It was given up after so many seconds, and would have taken longer."""
+        with self._lock:
+            self._times[way] = [seconds] * _TRIALS
+
+    def drop(self, way: Way) -> None:
+        """The layer does not have it."""
+        with self._lock:
+            self._times.pop(way, None)
+
+    def restart(self, slow: Way) -> None:
+        """Time all ways anew, one that has become slow last."""
+        with self._lock:
+            self._times = {way: [] for way in sorted(self._times, key=lambda way: way is slow)}
+
+    def _next_trial(self) -> Way | None:
+        return next((way for way, spent in self._times.items() if len(spent) < _TRIALS), None)
+
+    def _time(self, way: Way) -> float:
+        return min(self._times[way], default=math.inf)
+
+    def _least(self, but: Way | None = None) -> float:
+        return min((self._time(way) for way in self._times if way != but), default=math.inf)
 
 
 _RACES: WeakKeyDictionary[Layer, dict[Hashable, _Race]] = WeakKeyDictionary()
+_REGISTERING = threading.Lock()
 _FORCED: ContextVar[Way | None] = ContextVar("forced", default=None)
 
 
@@ -93,8 +126,8 @@ def only(way: Way | str) -> Iterator[None]:
 
 def chosen(layer: Layer) -> dict[Hashable, Way]:
     """For each size of batch, device, type and reading that has been tried through: the way."""
-    known = _RACES.get(layer, {})
-    return {kind: race.quickest() for kind, race in known.items() if race.next_trial() is None}
+    found = {kind: race.quickest() for kind, race in _RACES.get(layer, {}).items()}
+    return {kind: way for kind, way in found.items() if way is not None}
 
 
 def by_the_quickest(layer: Layer, y: Tensor, reading: str, invert: Callable[[Way, float], Tensor]) -> Tensor:
@@ -112,26 +145,29 @@ def by_the_quickest(layer: Layer, y: Tensor, reading: str, invert: Callable[[Way
             return invert(forced, math.inf)
         except Absent:
             return invert(Way.PASSES, math.inf)
-    races = _RACES.setdefault(layer, {})
     kind = (len(y).bit_length(), y.device, y.dtype, reading)
-    race = races.setdefault(kind, _Race())
-    race.count()
-    while (way := race.next_trial()) is not None:
+    with _REGISTERING:
+        race = _RACES.setdefault(layer, {}).setdefault(kind, _Race())
+    race.begin()
+    while True:
+        way, most, trial = race.turn()
+        if trial:
+            _wait(y.device)
+        began = clock()
         try:
-            found, spent = _timed(lambda deadline, way=way: invert(way, deadline), y, race.least())
+            found = invert(way, began + most)
         except Absent:
-            del race.times[way]
+            race.drop(way)
         except GivenUp:
-            race.times[way] = [math.inf] * _TRIALS
+            if trial:
+                race.lost(way, clock() - began)
+            else:
+                race.restart(way)
         else:
-            race.times[way].append(spent)
+            if trial:
+                _wait(y.device)
+                race.took(way, clock() - began)
             return found
-    way = race.quickest()
-    try:
-        return invert(way, clock() + _PATIENCE * race.least(but=way))
-    except GivenUp:
-        races.pop(kind, None)
-        return by_the_quickest(layer, y, reading, invert)
 
 
 def clock() -> float:
@@ -145,15 +181,7 @@ def check(deadline: float) -> None:
         raise GivenUp
 
 
-def _timed(act: Callable[[float], Tensor], y: Tensor, most: float) -> tuple[Tensor, float]:
-    """What `act` returns within `most` seconds, and the seconds, the device's work included."""
-    _synchronise(y.device)
-    began = clock()
-    found = act(began + most)
-    _synchronise(y.device)
-    return found, clock() - began
-
-
-def _synchronise(device: torch.device) -> None:
+def _wait(device: torch.device) -> None:
+    """For this thread's own work: waiting for all of a device would break what another thread captures."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()

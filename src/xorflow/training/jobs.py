@@ -25,7 +25,13 @@ from xorflow.data import Dataset
 from xorflow.errors import ConfigError, UserError
 from xorflow.training.build import build_data
 from xorflow.training.checkpoint import saved_step
-from xorflow.training.devices import MOST_THREADS, out_of_memory_as_error, own_stream, resolve_device
+from xorflow.training.devices import (
+    MOST_THREADS,
+    out_of_memory_as_error,
+    own_stream,
+    resolve_device,
+    stream_of_thread,
+)
 from xorflow.training.ensemble import PRECISIONS, Apart
 from xorflow.training.lockstep import train_together
 from xorflow.training.loop import Interrupted, Trainer
@@ -288,7 +294,7 @@ class _Crew:
         self, group: Sequence[Job], make: Callable[[Job], dict[str, Any]], device: torch.device
     ) -> list[Outcome]:
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # each goes on in a stream of its own
+            stream_of_thread(device, "main").synchronize()  # each goes on in a stream of its own
 
         def one(job: Job) -> Outcome:
             with own_stream(device):
