@@ -16,18 +16,20 @@ from xorflow.flows.stack import choose
 
 
 class ProposalPrefix(Estimator):
-    r"""The gradient of :math:`L = E_{p(u|x)}[\log p_Y(x \ominus u)]` at depth 1, prefixes drawn from :math:`\rho` instead of p.
+    r"""The gradient of :math:`L = E_{p(u|x)}[\log p_Y(x \ominus u)]`, prefixes drawn from :math:`\rho` instead of p.
 
     .. math:: S = \sum_d \mathrm{sg}[\omega_d\, r_d(u_d)]\, \big(\log p(u_d \mid v_{<d}) + \log p(v_{<d})\big), \qquad
               \omega_d = \frac{p(v_{<d})}{\rho(v_{<d})},
 
     with v drawn from :math:`\rho` and each u_d from p given the prefix of v. Here :math:`\rho` mixes the generator's
-    conditionals with uniform ones, and carries no gradient.
+    conditionals with uniform ones, and carries no gradient. At depth L, u_d is a choice of the last layer, and its prefix has
+    all choices of the layers before as well.
 
-    Unbiased for the gradient of L with every mixture; with `mix=0`, :math:`\rho = p`, all weights are 1 and the two terms are
-    those of `SpecialCase`. The weights are products of up to D ratios, so with `mix > 0` their variance grows with D.
+    Unbiased for the gradient of L with every mixture; with `mix=0`, :math:`\rho = p` and all weights are 1, and at depth 1 the
+    two terms are those of `SpecialCase`. The weights are products of up to L D ratios, so with `mix > 0` their variance grows
+    with these.
 
-    Cost: 1 pass if the layer does not see its own u; otherwise as many as drawing v takes, and one more.
+    Cost: L passes if no layer sees its own u; otherwise, for a layer that does, as many as drawing v takes, and one more.
     Hesselink and Aziz (2020), appendix C.
 
     Args:
@@ -52,28 +54,40 @@ class ProposalPrefix(Estimator):
         return {"mix": self.mix}
 
     def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int]:
-        return 2, 1, flow.features
+        return 2, flow.depth, flow.features  # of the second, only the last layer's is used
 
     def check(self, flow: LatentFlow) -> None:
-        if flow.depth != 1 or flow.layers[0].conditioner.order is None:
+        if flow.layers[-1].conditioner.order is None:
             raise ModelError(
-                "prefixes from a proposal are defined for one layer with an ordering; use the special case for other flows"
+                "prefixes from a proposal need a last layer with an ordering; use the special case for other flows"
             )
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         assert draws is not None
-        layer, point = flow.layers[0], flow.start(x)
-        v = self._draw_prefix(layer, point, draws[0, ..., 0, :], context, flow.dtype)
-        nodes = layer.generator_nodes(point, context, v)
-        u = choose(nodes, draws[1, ..., 0, :], layer.transform.choices, flow.dtype)
-        log_v = nodes.log_prob(v)
-        order = _on_device(layer.conditioner.order or (), x.device)
-        log_weight = _before(log_v.detach() - self.log_rho(nodes, v, layer.transform.choices), order)
-        rewards = flow.base.log_prob(layer.transform.relaxed_to_base(point.state, u))
-        weight = log_weight.exp() * rewards.detach()
-        score = (weight * (nodes.log_prob(u) + _before(log_v, order))).sum(-1)
-        base = (log_weight.exp() * rewards).sum(-1)  # the gradient of a learned base
+        point, last = flow.start(x), flow.layers[-1]
+        log_p, log_weight = x.new_zeros(()), x.new_zeros(())  # of the layers before the last, (B, 1) or less
+        for index, layer in enumerate(flow.layers[:-1]):
+            v, nodes, ratio = self._prefix(layer, point, draws[0, ..., index, :], context, flow.dtype)
+            log_p = log_p + nodes.log_prob(v).sum(-1, keepdim=True)
+            log_weight = log_weight + ratio.sum(-1, keepdim=True)
+            point = Point(point.x, layer.transform.relaxed_to_base(point.state, v), v, index + 1)
+        v, nodes, ratio = self._prefix(last, point, draws[0, ..., -1, :], context, flow.dtype)
+        u = choose(nodes, draws[1, ..., -1, :], last.transform.choices, flow.dtype)
+        order = _on_device(last.conditioner.order or (), x.device)
+        log_p = log_p + _before(nodes.log_prob(v), order)
+        omega = (log_weight + _before(ratio, order)).exp()
+        rewards = flow.base.log_prob(last.transform.relaxed_to_base(point.state, u))
+        score = (omega * rewards.detach() * (nodes.log_prob(u) + log_p)).sum(-1)
+        base = (omega * rewards).sum(-1)  # the gradient of a learned base
         return Loss(surrogate=-(score + base).mean(), bound=base.detach().mean())
+
+    def _prefix(
+        self, layer: Layer, point: Point, draws: Tensor, context: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Nodes, Tensor]:
+        """v ~ rho, the generator's nodes given it, and log p - log rho of each choice, (..., D), without gradient."""
+        v = self._draw_prefix(layer, point, draws, context, dtype)
+        nodes = layer.generator_nodes(point, context, v)
+        return v, nodes, nodes.log_prob(v).detach() - self.log_rho(nodes, v, layer.transform.choices)
 
     def log_rho(self, nodes: Nodes, v: Tensor, choices: Alphabet) -> Tensor:
         """log rho(v_d | v_<d), (..., D), without gradient."""
