@@ -1,12 +1,14 @@
 """Estimators as they are used, on uniforms: the mean of 100,000 gradients against the exact one, within its standard error."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
 
 import zoo
 from enumeration import all_states, gradient
-from expectations import bound, everything, evidence, rows, trainable
+from expectations import bound, encoded, everything, evidence, rows, trainable
 from xorflow import LatentFlow
 from xorflow.estimators import (
     ARMS,
@@ -18,6 +20,7 @@ from xorflow.estimators import (
     LeaveOneOut,
     LocalExpectation,
     Marginal,
+    MultiSample,
     ProposalPrefix,
     Rebar,
     ReinMax,
@@ -25,6 +28,8 @@ from xorflow.estimators import (
     SpecialCase,
     StraightThroughGumbel,
 )
+from xorflow.experiments.study_objectives import Objective
+from xorflow.experiments.study_oracles import enumerated_value
 
 
 class Disturbed(Relax):
@@ -49,6 +54,14 @@ def summed_out(flow: LatentFlow) -> Tensor:
         value = flow.log_marginal(trace.end).sum(-1)
         total = total + share * (trace.log_p().sum((-1, -2)).exp() * value).sum()
     return total
+
+
+def of_several(samples: int, proposal: Literal["p", "q"] = "p", sum_last: bool = False):
+    """The bound of several samples of the two states, as a plain sum over all tuples of choices."""
+    objective = Objective("samples", samples=samples, proposal=proposal, sum_last=sum_last)
+    return lambda flow: torch.stack(
+        [share * enumerated_value(objective, flow, encoded(flow, row), None) for row, share in rows(flow)]
+    ).sum()
 
 
 def z_scores(estimator: Estimator, flow: LatentFlow, objective: Tensor) -> Tensor:
@@ -93,6 +106,11 @@ CASES = {
     "marginal": ("D2 depth 3", lambda: Marginal(samples=3), summed_out),
     "leave-one-out, own u": ("D3 depth 2 own", lambda: LeaveOneOut(2), bound),
     "leave-one-out, posterior": ("D2 depth 3 posterior sees x", lambda: LeaveOneOut(3, "q", sum_last=True), evidence),
+    "several samples": ("D3 depth 2 reversed", lambda: MultiSample(2), of_several(2)),
+    "several samples, posterior": ("chain depth 2 relative posterior", lambda: MultiSample(3, "q"), of_several(3, "q")),
+    "several samples, last layer summed out": (
+        "D3 depth 2 posterior", lambda: MultiSample(3, "q", sum_last=True), of_several(3, "q", sum_last=True)
+    ),
     "disarm, depth 3": ("D3 depth 3", lambda: DisARM(), bound),
     "disarm, one order": ("D2 depth 3 one order", lambda: DisARM(), bound),
     "disarm, chain, last layer summed out": ("chain depth 3 posterior sees state", lambda: DisARM(True), bound),

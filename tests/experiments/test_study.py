@@ -141,6 +141,12 @@ def test_every_model_of_our_own_can_be_built_and_its_default_estimators_too(tmp_
     assert named == set(ESTIMATORS)  # whoever adds an estimator adds it to the study
 
 
+@pytest.mark.parametrize("text", ["disarm:sum_last=true,common=true", "full-posterior:local=true"])
+def test_what_is_the_same_as_another_below_depth_3_is_not_measured_there(text: str) -> None:
+    measured = {depth: text in default_estimators(depth, posterior=True) for depth in (1, 2, 3)}
+    assert measured == {1: False, 2: False, 3: True}
+
+
 def test_budgets_are_found_by_name() -> None:
     assert [budget.name for budget in STUDY_BUDGETS] == ["smoke", "quick", "full"]
     with pytest.raises(ConfigError, match="--budget is one of smoke, quick, full; got 'huge'"):

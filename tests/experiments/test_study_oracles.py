@@ -1,5 +1,7 @@
 """Exact gradients: closed forms against enumeration, enumeration against the estimators' own expectations, claims as proved."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ from xorflow.experiments import study_oracles
 from xorflow.experiments.study_measure import Bench, Effort
 from xorflow.experiments.study_objectives import Objective, Part, claim_of, closed_form, objective_of
 from xorflow.experiments.study_oracles import enumerated_value, require_oracle
+from xorflow.experiments.study_plain_bound import PlainBound
 from xorflow.experiments.study_statistics import mean_of_pairs
 from xorflow.training.build import build_estimator
 
@@ -171,14 +174,53 @@ def test_an_averaged_oracle_agrees_with_enumeration(monkeypatch: pytest.MonkeyPa
         assert words == {noisy.last, noisy.earlier}
 
 
-def test_bounds_of_several_samples_of_large_models_have_no_oracle() -> None:
-    flow = zoo.make("D4 depth 2 random")
-    assert Objective("samples", samples=4).words == "bound of 4 samples from the generator"
-    found = study_oracles.find_oracle(
-        Objective("samples", samples=4), flow, flow.encode(torch.zeros(1, 4).long()), None,
-        lambda value: pytest.fail("nothing to differentiate"), lambda estimator: pytest.fail("nothing to average"),
-    )  # fmt: skip
-    assert found is None
+DEEP = "chain depth 2 relative posterior"
+
+
+@pytest.mark.parametrize(
+    ("name", "proposal", "sum_last"),
+    [
+        ("D2", "p", False),
+        (DEEP, "p", False),
+        (DEEP, "p", True),
+        (DEEP, "q", False),
+        (DEEP, "q", True),
+    ],
+)
+def test_a_plain_score_function_is_unbiased_for_bounds_of_several_samples(
+    name: str, proposal: Literal["p", "q"], sum_last: bool
+) -> None:
+    """Over all choices of two sets of two samples, of two features."""
+    flow = zoo.make(name)
+    objective = Objective("samples", samples=2, sum_last=sum_last, proposal=proposal)
+    expected = gradient(
+        expected_surrogate(PlainBound(2, 2, proposal, sum_last), flow, proposal), trainable(flow)
+    )
+    assert gap(gradient(value(objective, flow), trainable(flow)), expected) < EXACT
+
+
+@pytest.mark.parametrize("proposal", ["p", "q"])
+@pytest.mark.parametrize("sum_last", [False, True])
+def test_bounds_of_several_samples_of_large_models_are_averaged(
+    proposal: Literal["p", "q"], sum_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within four standard errors of enumeration, as all averaged oracles."""
+    objective = Objective("samples", samples=2, sum_last=sum_last, proposal=proposal)
+    exact, averaged = bench("D3 depth 2 posterior", 64), bench("D3 depth 2 posterior", 64)
+    plain = exact.oracle(objective, 64)
+    with monkeypatch.context() as context:
+        context.setattr(study_oracles, "ENUMERATION_LIMIT", 1)
+        noisy = averaged.oracle(objective, 64)
+    assert plain is not None
+    assert noisy is not None
+    words = "mean of 64 draws of a plain score function with 16 sets of samples, which is unbiased"
+    assert (plain.last, noisy.last, noisy.earlier) == ("enumeration", words, words)
+    for part in averaged._slices:
+        errors = (noisy.means - plain.means)[:, part]
+        distance = mean_of_pairs(errors @ errors.T)
+        assert abs(distance.value) < 4 * distance.noise + 1e-20
+    source = "the posterior" if proposal == "q" else "the generator"
+    assert objective.words.startswith(f"bound of 2 samples from {source}")
 
 
 def test_a_model_without_any_oracle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,10 +314,10 @@ def test_a_suspected_bias_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> 
 
     plain = bench("D4 random", 16).measure("disarm")["rows"][0]
     assert "first" not in plain
-    monkeypatch.setattr(study_measure, "_CHANCE", 0.0)
+    monkeypatch.setattr(study_measure, "CHANCE", 0.0)
     row = bench("D4 random", 16).measure("disarm")["rows"][0]
     assert row["draws"] == 64
-    assert row["first"] == {key: plain[key] for key in ("bias", "bias_stderr", "draws")}
+    assert row["first"] == {key: plain[key] for key in ("bias", "bias_stderr", "bias_noise", "draws")}
 
 
 def test_what_learns_has_warmed_up_before_it_is_measured() -> None:

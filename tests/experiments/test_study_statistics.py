@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from xorflow.experiments.study_measure import _is_suspect
 from xorflow.experiments.study_statistics import Stream, figures, groups_of, mean_of_pairs, rounded
 
 SIZE = 40
@@ -74,6 +75,45 @@ def test_the_estimate_of_the_bias_has_none_and_its_error_is_right(shift: float) 
         assert bool((biases < 0).any())
 
 
+def of_one_entry(shift: float, seed: int) -> dict:
+    """A gradient of one entry, 1 exactly: 16 groups of four draws, whose mean is off by so many of its standard deviations."""
+    one = torch.ones(1, dtype=torch.float64)
+    stream = Stream([slice(0, 1)], 1, 16, one)
+    noise = torch.randn(16, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    for group, row in enumerate(noise):
+        for value in row:
+            stream.add(one + value + shift / math.sqrt(64))
+        stream.close(group, 4)
+    return found(stream, one[None]) | {"claim": "unbiased"}
+
+
+def test_a_bias_is_told_from_none() -> None:
+    """Of 200 streams of each kind; the error of the bias itself grows with the bias, and would miss most of them."""
+    fair = sum(_is_suspect(of_one_entry(0.0, seed)) for seed in range(200))
+    assert fair <= 12  # a squared normal deviate is beyond three of its own with a chance of 2.2%
+    biased = [of_one_entry(5.0, seed) for seed in range(200)]
+    assert sum(map(_is_suspect, biased)) >= 195
+    assert sum(abs(row["bias"]) > 3 * row["bias_stderr"] for row in biased) < 100
+
+
+def test_a_gradient_of_many_entries_is_rarely_suspect() -> None:
+    rows = [found(drawn(0.0, 64, seed)[0], EXACT[None]) | {"claim": "unbiased"} for seed in range(120)]
+    assert sum(map(_is_suspect, rows)) <= 4
+    noise = torch.tensor([row["bias_noise"] for row in rows], dtype=torch.float64).mean()
+    biases = torch.tensor([row["bias"] for row in rows], dtype=torch.float64)
+    assert float(noise) == pytest.approx(float(biases.std()), rel=0.25)
+
+
+def test_the_error_of_a_distance_is_that_of_its_square_by_the_slope_of_the_root() -> None:
+    rows = [found(drawn(0.5, 64, seed)[0], EXACT[None]) for seed in range(60)]
+    stated = torch.tensor([row["distance_stderr"] for row in rows], dtype=torch.float64).mean()
+    actual = torch.tensor([row["distance"] for row in rows], dtype=torch.float64).std()
+    assert float(stated) == pytest.approx(float(actual), rel=0.3)
+    assert (
+        found(drawn(0.0, 64, 0)[0], EXACT[None])["distance_stderr"] is None
+    )  # of a root of noise it says nothing
+
+
 def test_an_oracle_with_noise_of_its_own_adds_error_and_no_bias() -> None:
     rows = []
     for seed in range(100):
@@ -93,7 +133,8 @@ def test_what_draws_nothing_has_no_variance_and_is_compared_as_it_is() -> None:
     row = found(stream, EXACT[None])
     assert row["bias"] == pytest.approx(0.25)
     assert row["distance"] == pytest.approx(0.5)
-    assert (row["bias_stderr"], row["variance"], row["snr"]) == (0.0, 0.0, None)
+    assert (row["bias_stderr"], row["bias_noise"], row["variance"], row["snr"]) == (0.0, 0.0, 0.0, None)
+    assert row["distance_stderr"] == 0.0
     assert row["cosine"] == pytest.approx(1.0)
     stream = Stream([WHOLE], SIZE, 1, EXACT)
     stream.add(EXACT * (1 + 1e-14))  # rounding

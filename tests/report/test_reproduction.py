@@ -122,7 +122,7 @@ def test_the_markdown_says_what_each_number_is(folder: Path) -> None:
         in lines[2]
     )
     assert "| bound, 1,000 samples |" in lines[3]
-    assert lines[5] == "| independent pixels | – | – | 205.8 | exact | – | – | – | – | – | – |"
+    assert lines[5] == "| independent pixels | – | – | 205.8 | exact | 205.8 | – | – | – | – | – |"
     text = markdown(table)
     assert "| ours | 205.3 | 99.9 | 251.0 |" in text
     assert text.count("not a likelihood") == 1
@@ -239,11 +239,32 @@ def test_conclusions_follow_from_the_figures() -> None:
     # the score function wins; the special case does not; nor does every running average; straight-through's depth 2 helps
     assert said == [True, False, False, False, False]
     assert "special case 165.0 against 164.0" in lines[2]
-    rows[1] = row("ste-2", "straight-through", 2, 181.0, layers=[{"flip_rate": 0.0}, {"flip_rate": 0.1}])
+    idle = [{"flip_rate": 0.0}, {"flip_rate": 0.1}]
+    rows[1] = row("ste-2", "straight-through", 2, 181.0, layers=idle)
     lines = claims({"rows": rows}).splitlines()
     assert "**reproduced**" in lines[3]
-    assert "ste-2 ours 1 of 2" in lines[4]
+    assert "**not reproduced**" in lines[4]  # it is said of layers that are drawn
+    assert "for comparison: ste-2 ours 1 of 2" in lines[4]
+    rows[-1] = row("sfe-special-running-2", "special case", 2, 166.0, layers=idle)
+    assert "**reproduced**" in claims({"rows": rows}).splitlines()[4]
     assert claims({"rows": rows[:1]}) == ""
+
+
+def test_rows_that_still_fall_leave_the_question_of_depth_open() -> None:
+    curve = [[5, 190.0], [10, 182.0]]
+    rows = [
+        row("ste-1", "straight-through", 1, 180.0, validations=[*curve, [15, 180.0]], last_change=-0.1),
+        row("ste-2", "straight-through", 2, 170.0, validations=[[5, 185.0], [10, 176.0]], last_change=-9.0),
+        row("sfe-special-running", "special case", 1, 165.0),
+        row("sfe-special-running-2", "special case", 2, 166.0),
+    ]
+    (line,) = [line for line in claims({"rows": rows}).splitlines() if "increase with depth" in line]
+    assert "**reproduced** by rows that are converged. special case at depths 1, 2: 165.0, 166.0." in line
+    assert (
+        "**Open** for those that are not. straight-through at depths 1, 2: 180.0, 170.0, still falling at 2"
+        in line
+    )
+    assert "(validation data after 10 epochs each: 182.0, 176.0)" in line
 
 
 def test_rows_that_still_fall_are_named_and_references_have_every_key(folder: Path) -> None:

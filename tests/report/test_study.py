@@ -9,6 +9,8 @@ import pytest
 from xorflow.errors import DataError
 from xorflow.report.study import (
     StudyResults,
+    distance,
+    is_within,
     make_study_table,
     read_study,
     study_markdown,
@@ -16,8 +18,10 @@ from xorflow.report.study import (
     write_study,
 )
 from xorflow.report.study_advice import advice, advice_block
-from xorflow.report.study_blocks import NOT_RUN, findings, study_block
-from xorflow.report.study_equal_time import best_of_several, equal_time_tables
+from xorflow.report.study_blocks import NOT_RUN, study_block
+from xorflow.report.study_equal_time import best_of_several, equal_time_findings, equal_time_tables
+from xorflow.report.study_findings import findings
+from xorflow.report.study_maps import choose_maps
 from xorflow.report.study_training import (
     measured_variance,
     objective_table,
@@ -144,11 +148,103 @@ def test_findings_follow_from_the_figures(results: Path) -> None:
         "Straight-through at depth 1 against the special-case bound: bias exactly zero, to rounding." in text
     )
     assert (
-        "Straight-through at depth 2: bias middle, layer 1: 0.1 ± 0.002; middle, layer 2: 0.2 ± 0.002."
+        "Straight-through at depth 2, relative distance from the exact gradient: middle, layer 1: 0.32 ± 0.003; middle, "
+        "layer 2: 0.45 ± 0.002." in text
+    )
+    assert "`concrete` 0.2 ± 0.005." in text
+    assert "1 of them are exactly zero, without noise. 0 have a standard error of the bias above 0.5" in text
+    assert "in 1 of 3 gradients of generators under the special-case bound, in 1 of them by more than" in text
+    assert (
+        "(but 10 times as much in depth-2, middle, layer 1, 1 times as much in depth-2, middle, layer 2)"
         in text
     )
-    assert "`concrete` 0.20." in text
-    assert "in 1 of 3 gradients; in the others none has. In 1 the difference is more than three" in text
+
+
+def test_a_bias_is_judged_by_the_error_without_a_bias_if_the_file_has_it() -> None:
+    claimed = row(bias=0.05, bias_stderr=0.02, bias_noise=0.01)
+    assert not is_within(claimed)
+    old = {key: value for key, value in claimed.items() if key != "bias_noise"}
+    assert is_within(old)
+    assert "a mild test" in findings(trained(parts=[part("depth-1", "disarm", old)]))[0]
+    assert "a mild test" not in findings(trained(parts=[part("depth-1", "disarm", claimed)]))[0]
+    assert distance(claimed) == "0.22 ± 0.04"
+    assert distance(old) == "not told from zero, at most 0.3"
+    assert distance(row(bias=-0.05, bias_stderr=0.001)) == "not told from zero, at most 0.05"
+    assert distance(row(**EXACT)) == "0"
+
+
+def test_what_converged_means_is_said_of_models_trained_for_another_objective() -> None:
+    points = [
+        part("depth-1", name, row(norm=norm, **also), point=point)
+        for name, norms, also in (
+            ("disarm", (3.0, 12.0), {}),
+            ("marginal", (2.0, 1.0), {"objective": "log-likelihood"}),
+        )
+        for point, norm in zip(("start", "converged"), norms, strict=True)
+    ]
+    words = {"depth-1": {"title": "depth 1", "words": "trained for 20 epochs by marginal, on a fixed base"}}
+    table = make_study_table(StudyResults(PLAN | {"models": words}, tuple(points), ()))
+    assert findings(table)[0].endswith("depth-1 3 and 12 (of what it was trained on: 2 and 1).")
+
+
+def test_only_rows_of_the_references_objective_have_a_reference() -> None:
+    bounds = {"objective": "bound of 4 samples from the generator"}
+    posterior = {"part": "posterior", "objective": "evidence lower bound"}
+    parts = [
+        part("depth-1", "special-case", row()),
+        part("depth-1", "multi-sample:samples=4", row(**bounds)),
+        part("depth-1", "marginal", row(**EXACT, objective="log-likelihood")),
+        part("depth-1", "full-posterior", row(**posterior)),
+        part("depth-1", "leave-one-out:samples=4,proposal=q", row(**posterior, variance=4.0)),
+    ]
+    table = trained(parts=parts)
+    found = {row["estimator"]: row["variance_at_equal_cost"] for row in table["rows"]}
+    assert found == {
+        "special-case": 1.0,
+        "multi-sample:samples=4": None,
+        "marginal": None,
+        "full-posterior": 1.0,
+        "leave-one-out:samples=4,proposal=q": 4.0,
+    }
+    assert {row["device"] for row in table["rows"]} == {"cpu"}
+    text = "\n".join(findings(table))
+    assert "0 of 1 gradients of posteriors under the evidence lower bound" in text
+    assert "(but 4 times as much in depth-1, middle, posterior of layer 1)" in text
+
+
+def test_a_variance_that_a_few_draws_carry_is_marked_and_wins_nothing() -> None:
+    """Far below the reference, but known to no more than a half."""
+    parts = [
+        part("depth-1", "special-case", row(variance=1.0, variance_stderr=0.01)),
+        part("depth-1", "disarm", row(variance=0.01, variance_stderr=0.005)),
+    ]
+    rows = trained(parts=parts)["rows"]
+    text = equal_time_tables(rows)
+    assert "| `disarm` † | 0.01 ± 0.005 † | 2 | 0.01 |" in text
+    assert "| `disarm` | 0.01 † |" in text
+    assert (
+        "in 1 of 1 gradients of generators under the special-case bound, in 0 of them"
+        in equal_time_findings(rows)[0]
+    )
+
+
+def test_what_is_not_drawn_pixel_by_pixel_is_named_with_the_reason(results: Path) -> None:
+    still = part("depth-1", "analytic", row(**EXACT)) | {"variance_by_feature": [0.0] * 64}
+    far = part("depth-1", "special-case:rewards=all", row())
+    many = [part("depth-1", f"leave-one-out:samples={k}", row()) for k in range(2, 18)]
+    shown, left = choose_maps([still, far, *many], ("start", "middle", "converged"))
+    assert len(shown) == 15
+    assert sorted(name for names in left.values() for name in names) == [
+        "analytic",
+        "leave-one-out:samples=17",
+        "special-case:rewards=all",
+    ]
+    assert choose_maps([], ("start",)) == ([], {})
+    write_study(results / "study")
+    assert "Left out of this picture" not in study_block(results)
+    (results / "study/parts/99.json").write_text(json.dumps(still), encoding="utf-8")
+    write_study(results / "study")
+    assert "Left out of this picture: `analytic` (they have no variance)." in study_block(results)
 
 
 def test_equal_time_shows_both_sides_and_every_estimator(results: Path) -> None:

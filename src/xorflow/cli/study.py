@@ -70,7 +70,9 @@ def study(
     ] = None,
     models: Annotated[
         str | None,
-        typer.Option(help="Of our own, with commas: depth-1, depth-2, posterior-1, small-2, small-3."),
+        typer.Option(
+            help="Of our own, with commas: depth-1, depth-2, posterior-1, posterior-2, small-2, small-3."
+        ),
     ] = None,
     draws: Annotated[
         int | None, typer.Option(help="Of each estimator; by default 400, in smaller budgets fewer.")
@@ -204,11 +206,16 @@ def _last_point(rows: Sequence[Mapping[str, Any]], model: str) -> str:
 
 
 def _groups(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+    """The rows of each gradient, objective and oracle, under a title that says all three; those of one gradient together."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in rows:
         layer = row["part"] if row["layer"] is None else f"{row['part']} of layer {row['layer']}"
-        found.setdefault(f"{row['model']}, {row['point']}: gradient of the {layer}", []).append(row)
-    return found
+        oracle = "no exact gradient" if row["oracle"] is None else f"exact gradient: {row['oracle']}"
+        of_gradient = found.setdefault(f"{row['model']}, {row['point']}: gradient of the {layer}", {})
+        of_gradient.setdefault(f"{row['objective']}; {oracle}", []).append(row)
+    return {
+        f"{gradient}\n{words}": group for gradient, groups in found.items() for words, group in groups.items()
+    }
 
 
 def show_rows(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:

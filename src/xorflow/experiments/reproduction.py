@@ -151,7 +151,7 @@ class Reproduction:
         self._request = request
         self._device = resolve_device(request.device)
         self._work = request.work / request.budget.name
-        self._digits = self._work.absolute() / "digits.npy"
+        self._digits = self._work.resolve() / "digits.npy"
         self._datasets: dict[tuple[Any, ...], Dataset] = {}
         self._stopping = threading.Event()
         self._names: dict[Path, RunName] = {}
@@ -235,7 +235,7 @@ class Reproduction:
 
     def _weights(self, start: RunName, name: RunName) -> Path:
         """The folder of the run that another starts from, which must be there."""
-        folder = start.folder(self._work).absolute()
+        folder = start.folder(self._work).resolve()
         if not (folder / "result.json").exists():
             raise ConfigError(
                 f"row {name.row.id} starts from row {start.row.id}, whose weights are not in {folder}: choose the --work that "

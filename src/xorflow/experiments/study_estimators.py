@@ -51,7 +51,6 @@ _SEVERAL_LAYERS: tuple[str, ...] = (
     "special-case:sum_last=true",
     "leave-one-out:samples=4,sum_last=true",
     "disarm:sum_last=true",
-    "disarm:sum_last=true,common=true",
     "arms:samples=4,sum_last=true",
     "double-cv:samples=2,sum_last=true",
     "rebar:sum_last=true",
@@ -68,7 +67,10 @@ _POSTERIOR: tuple[str, ...] = (
     "multi-sample:samples=2,proposal=q",
     "multi-sample:samples=4,proposal=q",
 )
-_POSTERIOR_OF_SEVERAL: tuple[str, ...] = ("full-posterior:rewards=impatient", "full-posterior:local=true")
+_POSTERIOR_OF_SEVERAL: tuple[str, ...] = ("full-posterior:rewards=impatient",)
+_THREE_LAYERS: tuple[str, ...] = ("disarm:sum_last=true,common=true",)
+_POSTERIOR_OF_THREE: tuple[str, ...] = ("full-posterior:local=true",)
+"""With fewer layers these are the same as without their last option."""
 
 
 def default_estimators(depth: int, *, posterior: bool, alone: bool = False) -> tuple[str, ...]:
@@ -81,6 +83,8 @@ def default_estimators(depth: int, *, posterior: bool, alone: bool = False) -> t
     """
     without = _ANY_DEPTH + (_ONE_LAYER if depth == 1 else _SEVERAL_LAYERS)
     of_posterior = _POSTERIOR + (("analytic:objective=elbo",) if depth == 1 else _POSTERIOR_OF_SEVERAL)
+    if depth > 2:
+        without, of_posterior = without + _THREE_LAYERS, of_posterior + _POSTERIOR_OF_THREE
     return (() if alone else without) + (of_posterior if posterior else ())
 
 

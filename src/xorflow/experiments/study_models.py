@@ -145,6 +145,7 @@ def own_models(budget: StudyBudget, work: Path, device: str) -> tuple[Subject, .
         "depth-1": (images, f"depth 1, {side} pixels"),
         "depth-2": (images.replace(**deep, estimator="marginal:samples=4"), f"depth 2, {side} pixels"),
         "posterior-1": (posterior, f"depth 1 with a posterior, {side} pixels"),
+        "posterior-2": (posterior.replace(**deep), f"depth 2 with posteriors, {side} pixels"),
         "small-2": (small[2], "depth 2 with posteriors, 4 pixels"),
         "small-3": (small[3], "depth 3 with posteriors, 3 pixels"),
     }

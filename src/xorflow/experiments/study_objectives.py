@@ -18,6 +18,7 @@ from xorflow.estimators import (
     StraightThrough,
     StraightThroughGumbel,
 )
+from xorflow.experiments.study_plain_bound import PlainBound
 from xorflow.flows import LatentFlow
 
 Kind = Literal["special", "evidence", "likelihood", "summed", "samples"]
@@ -140,9 +141,10 @@ def _counts_all(estimator: FullPosterior, depth: int, part: Part) -> bool:
 
 
 def averaging_estimator(objective: Objective, samples: int) -> Estimator | None:
-    """An unbiased estimator with the last layer summed out, whose mean over many draws serves as oracle; None if none is known.
+    """An unbiased estimator whose mean over many draws serves as oracle; None if none is known.
 
-    The last layer's gradient is then in closed form given the layers before, and needs no score.
+    Where the last layer is summed out, its gradient is in closed form given the layers before, and needs no score. A bound of
+    several samples is estimated by whole sets of them, which share nothing with what is judged by their mean.
     """
     if objective.kind == "special":
         entropy, earlier = objective.entropy, objective.earlier
@@ -151,6 +153,8 @@ def averaging_estimator(objective: Objective, samples: int) -> Estimator | None:
         return LeaveOneOut(samples, proposal="q", sum_last=True)
     if objective.kind == "summed":
         return Marginal(samples)
+    if objective.kind == "samples":
+        return PlainBound(samples, objective.samples, objective.proposal, objective.sum_last)
     return None
 
 

@@ -19,16 +19,26 @@ MOST_GROUPS = 16
 LEAST_GROUPS = 4
 """Fewer leave nothing to estimate the standard error from."""
 
+CHANCE = 3.0
+"""A bias of at most so many standard errors, as an unbiased estimator has them, is not told from zero."""
+
 ROUNDING = 1e-24
 """Squared differences below this part of the squared norm are rounding of float64, and count as zero."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its standard error."""
+    """A number and its standard error.
+
+    Attributes:
+        value: the number.
+        stderr: its standard error.
+        noise: the standard error that it would have if what it estimates were zero.
+    """
 
     value: float
     stderr: float
+    noise: float = 0.0
 
 
 def groups_of(draws: int) -> tuple[int, int]:
@@ -46,7 +56,8 @@ def mean_of_pairs(products: Tensor) -> Estimate:
 
     A product of two groups is modelled as :math:`m_{ab} = \theta + h_a + h_b + \epsilon_{ab}`, as in a diallel cross, so that
     the variance of the mean is :math:`4 \mathrm{Var}[h] / G + 2 \mathrm{Var}[\epsilon] / (G (G - 1))`. Both are estimated from
-    the products. The first vanishes for an unbiased estimator, where a jackknife would find twice the variance.
+    the products. The first vanishes for an unbiased estimator, where a jackknife would find twice the variance. It grows with
+    a bias, so that a bias is told from zero by the second alone, the noise.
     """
     groups = len(products)
     apart = ~torch.eye(groups, dtype=torch.bool, device=products.device)
@@ -56,8 +67,9 @@ def mean_of_pairs(products: Tensor) -> Estimate:
     rest = (products - mean - shares[:, None] - shares[None, :])[apart]
     within = rest.square().sum() / (groups * (groups - 3))  # every pair is there twice
     between = rows.var() * ((groups - 1) / (groups - 2)) ** 2 - within / (groups - 2)
-    variance = 4 * between.clamp_min(0) / groups + 2 * within / (groups * (groups - 1))
-    return Estimate(float(mean), math.sqrt(float(variance)))
+    noise = 2 * within / (groups * (groups - 1))
+    variance = 4 * between.clamp_min(0) / groups + noise
+    return Estimate(float(mean), math.sqrt(float(variance)), math.sqrt(float(noise)))
 
 
 class Stream:
@@ -180,17 +192,22 @@ def _compared(
     stream: Stream, index: int, means: Tensor, exact: Tensor | None, known: Estimate
 ) -> dict[str, Any]:
     """What needs the exact gradient."""
-    keys = ("bias", "bias_stderr", "distance", "cosine", "cosine_of_mean")
+    keys = ("bias", "bias_stderr", "bias_noise", "distance", "distance_stderr", "cosine", "cosine_of_mean")
     if exact is None or known.value <= 0:
         return dict.fromkeys(keys)
     squared = _squared_norm(means - exact)
     bias = _unless_rounding(squared.value / known.value)
-    stderr = math.hypot(squared.stderr, bias * known.stderr) / known.value
+    stderr = _unless_rounding(math.hypot(squared.stderr, bias * known.stderr) / known.value)
+    noise = _unless_rounding(squared.noise / known.value)
+    distance = math.sqrt(max(0.0, bias))
     mean, target = means.mean(0), exact.mean(0)
     return {
         "bias": bias,
-        "bias_stderr": stderr if stderr > ROUNDING else 0.0,
-        "distance": math.sqrt(max(0.0, bias)),
+        "bias_stderr": stderr,
+        "bias_noise": noise,
+        "distance": distance,
+        # the root has an error of its own only where it is not that of noise
+        "distance_stderr": stderr / (2 * distance) if bias > CHANCE * noise else None,
         "cosine": stream.cosine(index),
         "cosine_of_mean": float(mean @ target / (mean.norm() * target.norm()).clamp_min(1e-300)),
     }

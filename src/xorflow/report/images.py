@@ -35,8 +35,8 @@ def save_image_grid(
     write_bytes(path, buffer.getvalue(), "choose a folder that can be written and has room")
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path, dpi: int = 110) -> None:
     """Write a figure as a PNG, whole, and with the same bytes for the same picture."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=dpi, bbox_inches="tight", metadata={"Software": None})
     write_bytes(path, buffer.getvalue(), "choose a folder that can be written and has room")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from xorflow.report.reproduction import FALLING
+
 _IDLE = 0.001
 """A layer that flips fewer pixels than this is idle."""
 
@@ -74,39 +76,77 @@ def _running_average_beats_critic(rows: dict[str, Row]) -> str:
 
 
 def _depth_does_not_help(rows: dict[str, Row]) -> str:
-    through = [row for row in rows.values() if row["family"] == "straight-through"]
-    special = [row for name, row in rows.items() if name.startswith("sfe-special-running")]
-    if len(through) < 2 or len(special) < 2:
-        return ""
-    cells, deepest_is_best = [], []
-    for words, family in (("straight-through", through), ("special case", special)):
+    """By the series of depths of which every run is converged; the others are shown beside it, at equal epochs."""
+    families = {
+        "straight-through": [row for row in rows.values() if row["family"] == "straight-through"],
+        "special case": [row for name, row in rows.items() if name.startswith("sfe-special-running")],
+    }
+    settled, falling, deepest_is_best = [], [], []
+    for words, family in families.items():
         for variant, suffix in (("ours", ""), ("cured", ", cured")):
             there = [row for row in family if row[variant]]
             if len(there) < 2:
                 continue
-            depths = ", ".join(str(row["depth"]) for row in there)
             values = [_nll(row, variant) for row in there]
-            cells.append(f"{words}{suffix} at depths {depths}: {_list(values)}")
-            deepest_is_best.append(min(values) == values[-1])
+            cell = f"{words}{suffix} at depths {_depths(there)}: {_list(values)}"
+            late = [row for row in there if _still_falls(row[variant])]
+            if late:
+                falling.append(f"{cell}, still falling at {_depths(late)}{_at_equal_epochs(there, variant)}")
+            else:
+                settled.append(cell)
+                deepest_is_best.append(min(values) == values[-1])
+    if not settled and not falling:
+        return ""
+    said = f"{_said(not any(deepest_is_best))} by rows that are converged. {'; '.join(settled)}."
+    open_ones = f" **Open** for those that are not. {'; '.join(falling)}." if falling else ""
     return (
-        f"*Performance does not increase with depth*: {_said(not any(deepest_is_best))}. {'; '.join(cells)}. From depth 1 to 2 "
-        "something may be gained, and beyond that nothing. [Depth](depth.md) has what it takes to change that."
+        f"*Performance does not increase with depth*: {said if settled else ''}{open_ones} [Depth](depth.md) has what it takes "
+        "to change that."
     )
+
+
+def _depths(rows: Sequence[Row]) -> str:
+    return ", ".join(str(row["depth"]) for row in rows)
+
+
+def _still_falls(variant: Row) -> bool:
+    change = variant.get("last_change")
+    return change is not None and change < -FALLING
+
+
+def _at_equal_epochs(rows: Sequence[Row], variant: str) -> str:
+    """The likelihoods of validation data after as many epochs as all of the rows have."""
+    curves = [dict(row[variant].get("validations") or []) for row in rows]
+    shared = set.intersection(*map(set, curves))
+    if not shared:
+        return ""
+    epoch = max(shared)
+    return f" (validation data after {epoch} epochs each: {_list([curve[epoch] for curve in curves])})"
 
 
 def _layers_become_fixed(rows: dict[str, Row]) -> str:
-    cells, idle_somewhere = [], False
-    for name, row in rows.items():
-        for variant in ("ours", "cured"):
-            layers = (row[variant] or {}).get("layers") or []
-            if len(layers) < 2:
-                continue
-            idle = sum(layer["flip_rate"] < _IDLE for layer in layers)
-            idle_somewhere |= variant == "ours" and idle > 0
-            cells.append(f"{name} {variant} {idle} of {len(layers)}")
+    """The paper says it of several stochastic layers; those of straight-through are shown beside them."""
+    drawn = {name: row for name, row in rows.items() if row["family"] == "special case"}
+    through = {name: row for name, row in rows.items() if row["family"] == "straight-through"}
+    cells, others = _idle_layers(drawn), _idle_layers(through)
     if not cells:
         return ""
+    fixed = any(row["depth"] > 1 and _idle(row["ours"]) for row in drawn.values())
+    beside = f" Of straight-through, for comparison: {', '.join(others)}." if others else ""
     return (
-        f"*Deeper layers become fixed*: {_said(idle_somewhere)} where a layer flips fewer than one pixel in a thousand: "
-        f"{', '.join(cells)}."
+        f"*Deeper layers become fixed* (of several layers that are drawn): {_said(fixed)} where a layer is fixed if it flips "
+        f"fewer than one pixel in a thousand: {', '.join(cells)}.{beside}"
     )
+
+
+def _idle_layers(rows: dict[str, Row]) -> list[str]:
+    found = [(name, row, variant) for name, row in rows.items() for variant in ("ours", "cured")]
+    return [
+        f"{name} {variant} {_idle(row[variant])} of {len(row[variant]['layers'])}"
+        for name, row, variant in found
+        if row[variant] and len(row[variant].get("layers") or []) > 1
+    ]
+
+
+def _idle(variant: Row) -> int:
+    return sum(layer["flip_rate"] < _IDLE for layer in variant["layers"])

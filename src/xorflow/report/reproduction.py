@@ -14,7 +14,7 @@ VARIANTS = ("ours", "cured")
 _FIGURES = ("nll", "greedy", "exact", "elbo", "kind", "stderr", "mean", "spread")
 """What every row has of ours; None where a row that is not trained has no such figure."""
 
-_FALLING = 0.5
+FALLING = 0.5
 """A validation likelihood that fell by more than this, in nats, between the last two validations is still falling."""
 
 # ---- the table as numbers ----
@@ -33,7 +33,7 @@ def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
         if found is None:
             return None
         none = {"cured": None, "seeds": [], "config": None, "epochs": None, "seconds": 0.0}
-        ours = dict.fromkeys(_FIGURES) | found["evaluation"]
+        ours = dict.fromkeys(_FIGURES) | found["evaluation"] | {"exact": found["evaluation"]["nll"]}
         return shared | {"ours": ours} | none | {"words": planned["words"]}
     figures = {variant: _variant(results, name, variant) for variant in VARIANTS}
     if not any(figures.values()):
@@ -71,8 +71,13 @@ def _variant(results: Results, row: str, variant: str) -> dict[str, Any] | None:
         "spread": nll,
         "greedy_mean": greedy.pop("mean"),
         "greedy_spread": greedy,
+        "by_seed": [
+            {"seed": run["seed"], "nll": run["evaluation"]["nll"], "greedy": run["evaluation"]["greedy"]}
+            for run in sorted(finals, key=lambda run: run["seed"])
+        ],
         "epochs": selected["epochs"],
         "last_change": _last_change(results.selection(row, variant)),
+        "validations": _validations(results.selection(row, variant)),
         "parameters": selected["parameters"],
         "seconds": round(sum(share_of_seconds(run) for run in results.runs if _is(run, row, variant)), 1),
         "device": selected["device_name"],
@@ -81,8 +86,17 @@ def _variant(results: Results, row: str, variant: str) -> dict[str, Any] | None:
 
 def _last_change(run: dict[str, Any] | None) -> float | None:
     """By how much the validation likelihood changed between the last two validations, in nats."""
-    values = [] if run is None else [v for v in run["metrics"]["validation_nll"] if v is not None]
-    return round(values[-1] - values[-2], 2) if len(values) > 1 else None
+    values = _validations(run)
+    return round(values[-1][1] - values[-2][1], 2) if len(values) > 1 else None
+
+
+def _validations(run: dict[str, Any] | None) -> list[list[Any]]:
+    """Epochs and the likelihood of validation data after them, by which weights are chosen."""
+    if run is None:
+        return []
+    metrics = run["metrics"]
+    pairs = zip(metrics["epoch"], metrics["validation_nll"], strict=True)
+    return [[epoch, value] for epoch, value in pairs if value is not None]
 
 
 def _is(run: dict[str, Any], row: str, variant: str) -> bool:
@@ -225,11 +239,11 @@ def verdict(table: dict[str, Any]) -> str:
         f"{row['id']} {variant} (by {-change:.1f})"
         for row in table["rows"]
         for variant in VARIANTS
-        if (change := (row[variant] or {}).get("last_change")) is not None and change < -_FALLING
+        if (change := (row[variant] or {}).get("last_change")) is not None and change < -FALLING
     ]
     if falling:
         lines.append(
-            f"- Not converged, by more than {_FALLING} nats of validation data between the last two validations: "
+            f"- Not converged, by more than {FALLING} nats of validation data between the last two validations: "
             f"{', '.join(falling)}."
         )
     for row in table["rows"]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from xorflow.errors import DataError
+from xorflow.report.study_maps import choose_maps
 from xorflow.training.storage import read_json, write_bytes
 
 STUDY_VERSION = 1
@@ -24,13 +25,15 @@ MEANING = (
     "distance between the mean of the draws and the exact gradient of the row's objective, variance the trace of the "
     "covariance of one draw, both divided by the squared norm of the exact gradient. Bias is estimated without bias of its "
     "own, as the mean of the products of independent groups' mean errors: for an unbiased estimator it is centred at zero "
-    "and may be negative; its standard error comes from the same products. A bias of more than three standard errors where "
-    "none is claimed is measured again, with four times the draws and fresh noise; what was found at first is kept beside "
-    "it, as `first`. The signal-to-noise ratio is the norm of the estimator's own mean over the root of its variance. "
+    "and may be negative; its standard error comes from the same products. `bias_noise` is the standard error that it would "
+    "have without a bias, which a bias is told from zero by, since the other grows with a bias; in files that lack it, the "
+    "other stands for it. A bias of more than three such errors where none is claimed is measured again, with four times the "
+    "draws and fresh noise; what was found at first is kept beside it, as `first`. The distance is the root of the bias. The "
+    "signal-to-noise ratio is the norm of the estimator's own mean over the root of its variance. "
     "Gradients are in float64, and a bias below 1e-24 is rounding, written as 0. A pass is one evaluation of one layer's "
     "network on the batch. Milliseconds are of loss and gradient in float32, as in training. Variance at equal cost is "
     "variance times milliseconds, divided by that of the reference: the best, by the same product, of the paper's unbiased "
-    "control variates."
+    "control variates, of the same objective; other objectives have none."
 )
 
 
@@ -79,6 +82,7 @@ def make_study_table(results: StudyResults) -> dict[str, Any]:
         "rows": rows,
         "refused": plan["refused"],
         "seconds": _seconds(results.parts),
+        "maps_left_out": choose_maps(results.parts, POINTS)[1],
         "training": [{key: run[key] for key in run if key != "version"} for run in results.training],
     }
 
@@ -94,7 +98,7 @@ def _seconds(parts: Sequence[dict[str, Any]]) -> dict[str, float]:
 def _rows_of(part: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of a file, each with all that tells it from others."""
     name = {key: part[key] for key in ("model", "point", "estimator")}
-    about = {key: part[key] for key in ("depth", "features")}
+    about = {key: part[key] for key in ("depth", "features", "device")}
     return [{"id": ".".join([*name.values(), _layer_name(row)])} | name | row | about for row in part["rows"]]
 
 
@@ -110,8 +114,13 @@ def cost(row: dict[str, Any]) -> float | None:
 def _at_equal_cost(
     row: dict[str, Any], rows: Sequence[dict[str, Any]], references: dict[str, list[str]]
 ) -> dict[str, Any]:
-    drawn = "posterior" if _draws_from_posterior(row) else "generator"
-    beside = [r for r in same_gradient(row, rows) if r["estimator"] in references[drawn] and cost(r)]
+    """Beside the best reference of the same objective: the variance of another gradient says nothing about this one."""
+    drawn = "posterior" if row["objective"].startswith("evidence") else "generator"
+    beside = [
+        other
+        for other in same_gradient(row, rows)
+        if other["objective"] == row["objective"] and other["estimator"] in references[drawn] and cost(other)
+    ]
     best = min(beside, key=lambda r: cost(r) or math.inf, default=None)
     own = cost(row)
     if best is None or own is None:
@@ -120,8 +129,30 @@ def _at_equal_cost(
     return {"variance_at_equal_cost": ratio, "reference": best["estimator"]}
 
 
-def _draws_from_posterior(row: dict[str, Any]) -> bool:
-    return row["objective"].startswith("evidence") or "from the posterior" in row["objective"]
+CHANCE = 3.0
+"""A bias of at most so many standard errors is not told from zero."""
+
+
+def bias_noise(row: dict[str, Any]) -> float:
+    """The standard error that a bias is told from zero by: as it is without a bias; in older files, as it was found."""
+    noise = row.get("bias_noise")
+    return row["bias_stderr"] if noise is None else noise
+
+
+def is_within(row: dict[str, Any]) -> bool:
+    """Whether a bias is not told from zero."""
+    return abs(row["bias"]) <= CHANCE * bias_noise(row)
+
+
+def distance(row: dict[str, Any]) -> str:
+    """The root of a bias that is told from zero, with its standard error; of any other, how much it may be at the most."""
+    if row["bias"] <= CHANCE * bias_noise(row):
+        if row["bias"] == bias_noise(row) == 0:
+            return "0"
+        most = math.sqrt(max(0.0, row["bias"]) + CHANCE * bias_noise(row))
+        return f"not told from zero, at most {most:.1g}"
+    root = math.sqrt(row["bias"])
+    return with_error(root, row["bias_stderr"] / (2 * root))
 
 
 def same_gradient(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -218,9 +249,9 @@ def objective_of_run(table: dict[str, Any], run: dict[str, Any]) -> str | None:
     return next((row["objective"] for row in table["rows"] if _is_of(row, run)), None)
 
 
-def rows_of_run(table: dict[str, Any], run: dict[str, Any]) -> list[dict[str, Any]]:
-    """The measurements of a run's estimator on images, at the run's depth."""
-    return [row for row in table["rows"] if _is_of(row, run) and row["features"] > SMALL]
+def rows_of_run(table: dict[str, Any], run: dict[str, Any], *, small: bool = False) -> list[dict[str, Any]]:
+    """The measurements of a run's estimator at the run's depth: on images, or also on a few pixels."""
+    return [row for row in table["rows"] if _is_of(row, run) and (small or row["features"] > SMALL)]
 
 
 def _is_of(row: dict[str, Any], run: dict[str, Any]) -> bool:

@@ -33,8 +33,8 @@ SUMMING = (
 )
 REWARDS = "**Keep what a choice cannot change out of its signal.** That is the default; `rewards=all` shows what it saves."
 SEVERAL = (
-    "**Several samples or arms instead of a running mean**: `leave-one-out`, `disarm`, `arms` and `double-cv` need no running "
-    "estimate, and suit every image by itself."
+    "**Depth 2 and more: several samples or arms instead of a running mean.** `leave-one-out`, `disarm`, `arms` and "
+    "`double-cv` need no running estimate, and suit every image by itself."
 )
 BIAS = (
     "**A bias may be the smaller evil** where variance is what hurts, but it does not average out. `straight-through` has no "
@@ -152,16 +152,28 @@ class _Figures:
         )
 
     def _is_biased(self, run: Row) -> bool:
-        return any(row["claim"] == "biased" for row in rows_of_run(self._table, run))
+        return any(row["claim"] == "biased" for row in rows_of_run(self._table, run, small=True))
 
     def of_posterior(self) -> str:
-        of = ("", ":sum_last=true", ":baseline=none", ":kl=suffix", ":kl=vanilla", ":kl=printed")
+        options = ("baseline=none", "baseline=greedy", "kl=suffix", "kl=vanilla", "kl=printed")
+        of = ("", ":sum_last=true", *(f":{option}" for option in options))
         sentences = [
             f"depth {depth}: {', '.join(cells)}"
             for depth in (1, 2)
             if (cells := self._nll(depth, *(f"full-posterior{options}" for options in of)))
         ]
-        return f"NLL after training, {'; '.join(sentences)}." if sentences else ""
+        return f"NLL after training, {'; '.join(sentences)}.{self._best_evidence()}" if sentences else ""
+
+    def _best_evidence(self) -> str:
+        """The best run of the evidence bound at depth 2."""
+        own = [g for g in self._groups if g.depth == 2 and g.objective == "evidence lower bound"]
+        if not own:
+            return ""
+        best = own[0].runs[0]
+        words = ", which is biased" if self._is_biased(best) else ""
+        return (
+            f" The best of all runs of the ELBO at depth 2: `{best['estimator']}` {best['nll']:.1f}{words}."
+        )
 
 
 def _listed(runs: Sequence[Row]) -> str:

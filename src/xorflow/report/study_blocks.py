@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from xorflow.report.study import POINTS, SMALL, same_gradient, short, training_table, with_error
-from xorflow.report.study_equal_time import best_of_several, equal_time_findings, equal_time_tables
+from xorflow.report.study_equal_time import best_of_several, equal_time_tables
+from xorflow.report.study_findings import findings
 from xorflow.report.study_training import objective_table, training_findings
 from xorflow.training.storage import read_json
 
@@ -15,8 +16,6 @@ NOT_RUN = (
     "The full study has not been run yet, so there are no figures here. `xorflow study` and `xorflow study --training` make "
     "them, and `make docs` writes them into this page."
 )
-
-_CHANCE = 3.0
 
 _PICTURES = (
     (
@@ -47,7 +46,7 @@ def study_block(results: Path) -> str:
     images = [row for row in table["rows"] if row["features"] > SMALL]
     if best_of_several(images):
         parts.append(f"### At equal time\n\n{equal_time_tables(images)}")
-    parts += _shown(results, *_PICTURES)
+    parts += [*_shown(results, *_PICTURES), *_left_out(table)]
     if table["training"]:
         parts += [f"### Training with them\n\n{_recipe(table)}", *_told(table)]
         parts += [*_shown(results, _TRAINING_PICTURE), training_table(table)]
@@ -72,6 +71,15 @@ def _shown(results: Path, *pictures: tuple[str, str]) -> list[str]:
     return [f"![{words}](../results/study/{name})" for name, words in there]
 
 
+def _left_out(table: Row) -> list[str]:
+    """The rest of the caption of the last picture."""
+    reasons = [
+        f"{', '.join(f'`{name}`' for name in names)} ({why})"
+        for why, names in table.get("maps_left_out", {}).items()
+    ]
+    return [f"Left out of this picture: {'; '.join(reasons)}."] if reasons else []
+
+
 def _settings(table: Row) -> str:
     held = table["settings"]
     draws = f"{held['draws']:,} draws of every estimator on one batch of {held['batch']} images"
@@ -84,8 +92,8 @@ def _settings(table: Row) -> str:
     )
     return (
         f"Measured on {where}: {draws}. Bias is the squared distance of their mean from the exact gradient, estimated without "
-        "bias of its own, so that it may be negative. It and the variance are divided by the squared norm of that gradient."
-        f"{took}"
+        "bias of its own, so that it may be negative. It and the variance are divided by the squared norm of that gradient. "
+        f"The relative distance is the root of the bias.{took}"
     )
 
 
@@ -132,89 +140,6 @@ def _told(table: Row) -> list[str]:
         objective_table(table),
         "\n".join(f"- {line}" for line in found),
     ]
-
-
-# ---- findings ----
-
-
-def findings(table: Row) -> list[str]:
-    """What the figures say, one sentence or two each."""
-    rows = [row for row in table["rows"] if row["features"] > SMALL]
-    return [*_unbiased(rows), *_straight_through(rows), *_biased(rows), *equal_time_findings(rows)]
-
-
-def is_within(row: Row) -> bool:
-    """Whether a bias is not told from zero."""
-    return abs(row["bias"]) <= _CHANCE * row["bias_stderr"]
-
-
-def _unbiased(rows: Sequence[Row]) -> list[str]:
-    claimed = [row for row in rows if row["claim"] == "unbiased" and row["bias"] is not None]
-    if not claimed:
-        return []
-    outside = [row for row in claimed if not is_within(row)]
-    again = sum("first" in row for row in claimed)
-    names = "".join(
-        f"; {_place(row)}, `{row['estimator']}` is not, with {with_error(row['bias'], row['bias_stderr'])}"
-        for row in outside
-    )
-    twice = f" Measured a second time: {again}." if again else ""
-    blind = {row["estimator"] for row in rows if row["claim"] == "unbiased" and row["bias"] is None}
-    names_of_blind = ", ".join(f"`{name}`" for name in sorted(blind))
-    rest = (
-        f" Without an oracle at this size, and so proved on small models only: {names_of_blind}."
-        if blind
-        else ""
-    )
-    return [
-        f"Unbiased: of {len(claimed)} gradients of estimators that claim no bias, {len(claimed) - len(outside)} are within "
-        f"three standard errors of the exact one{names}.{twice}{rest}"
-    ]
-
-
-def _straight_through(rows: Sequence[Row]) -> list[str]:
-    own = [row for row in rows if row["estimator"] == "straight-through" and row["bias"] is not None]
-    found = []
-    exact = [row for row in own if row["depth"] == 1]
-    if exact:
-        zero = all(row["bias"] == 0 for row in exact)
-        words = "exactly zero, to rounding" if zero else ", ".join(short(row["bias"]) for row in exact)
-        found.append(f"Straight-through at depth 1 against the special-case bound: bias {words}.")
-    deep = [row for row in own if row["depth"] > 1]
-    if deep:
-        cells = [
-            f"{row['point']}, layer {row['layer']}: {with_error(row['bias'], row['bias_stderr'])}"
-            for row in deep
-        ]
-        found.append(f"Straight-through at depth {deep[0]['depth']}: bias {'; '.join(cells)}.")
-    return found
-
-
-def _biased(rows: Sequence[Row]) -> list[str]:
-    shown = [
-        row
-        for row in _last(rows)
-        if row["claim"] == "biased" and row["bias"] is not None and not is_within(row) and row["depth"] == 1
-    ]
-    if not shown:
-        return []
-    cells = [f"`{row['estimator']}` {row['distance']:.2f}" for row in shown]
-    return [
-        f"Relative distance of the biased ones from the exact gradient, depth 1, converged: {', '.join(cells)}."
-    ]
-
-
-def _last(rows: Sequence[Row]) -> list[Row]:
-    """The rows of each model's last point."""
-    latest: dict[str, int] = {}
-    for row in rows:
-        latest[row["model"]] = max(latest.get(row["model"], 0), POINTS.index(row["point"]))
-    return [row for row in rows if POINTS.index(row["point"]) == latest[row["model"]]]
-
-
-def _place(row: Row) -> str:
-    layer = row["part"] if row["layer"] is None else f"{row['part']} of layer {row['layer']}"
-    return f"{row['model']}, {row['point']}, {layer}"
 
 
 # ---- tables ----

@@ -19,13 +19,10 @@ from matplotlib.ticker import (
 )
 
 from xorflow.report.images import save_figure
-from xorflow.report.study import POINTS, SMALL, StudyResults, cost
-from xorflow.report.study_looks import Looks, add_legend, legend_height
+from xorflow.report.study import CHANCE, POINTS, SMALL, StudyResults, bias_noise, cost
+from xorflow.report.study_looks import PRINTED, Looks, add_legend, legend_height
+from xorflow.report.study_maps import choose_maps
 from xorflow.report.study_training_figure import draw_training
-
-_MOST_MAPS = 15
-_NEVER_WORSE = 3.0
-"""A bias of fewer standard errors is not told from zero."""
 
 Row = dict[str, Any]
 Place = Callable[[Row], tuple[float, float] | None]
@@ -39,7 +36,7 @@ def draw_study(results: StudyResults, table: dict[str, Any], folder: Path) -> li
         draw_cost(rows, folder / "variance_cost.png")
         draw_bias(rows, folder / "bias_variance.png")
         made += [folder / "variance_cost.png", folder / "bias_variance.png"]
-    maps = _to_map(results.parts)
+    maps, _ = choose_maps(results.parts, POINTS)
     if maps:
         draw_maps(maps, folder / "variance_pixels.png")
         made.append(folder / "variance_pixels.png")
@@ -52,20 +49,6 @@ def _to_compare(rows: Sequence[Row]) -> list[Row]:
     """The gradients of networks; of models on images alone, if there are any."""
     known = [row for row in rows if row["variance"] is not None and row["part"] != "base"]
     return [row for row in known if row["features"] > SMALL] or known
-
-
-def _to_map(parts: Sequence[Row]) -> list[Row]:
-    """What is drawn as images: the estimators of one model of depth 1 at its last point, the most noisy first."""
-    known = [p for p in parts if p["shape"] is not None and p["depth"] == 1 and any(p["variance_by_feature"])]
-    chosen = _of_last_point([part for part in known if part["model"] == known[0]["model"]])
-    chosen = [part for part in chosen if not _is_far_off(part["estimator"])] or chosen
-    chosen.sort(key=lambda part: -sum(part["variance_by_feature"]))
-    return chosen[:_MOST_MAPS]
-
-
-def _is_far_off(estimator: str) -> bool:
-    """Whether its variance is of another order, so that it would leave one colour to all the others."""
-    return estimator.startswith(("proposal-prefix", "special-case:rewards=all"))
 
 
 # ---- rows against each other ----
@@ -117,9 +100,9 @@ def draw_bias(rows: Sequence[Row], path: Path) -> None:
         _draw_grid(
             known,
             path,
-            lambda row: (row["variance"], max(row["bias"], _NEVER_WORSE * row["bias_stderr"])),
+            lambda row: (row["variance"], max(row["bias"], CHANCE * bias_noise(row))),
             ("variance / |gradient|²", "|bias|² / |gradient|²"),
-            is_filled=lambda row: row["bias"] > _NEVER_WORSE * row["bias_stderr"],
+            is_filled=lambda row: row["bias"] > CHANCE * bias_noise(row),
         )
 
 
@@ -145,7 +128,7 @@ def _draw_grid(
             axes.set_xlabel(labels[0] if panels is lines[-1] else "")
         axes_of_line[0].set_ylabel(labels[1])
     add_legend(figure, looks.handles())
-    save_figure(figure, path)
+    save_figure(figure, path, PRINTED)
 
 
 def _scatter(
@@ -191,11 +174,6 @@ def _below(values: Iterable[float]) -> float:
 # ---- maps ----
 
 
-def _of_last_point(parts: Sequence[Row]) -> list[Row]:
-    points = [point for point in POINTS if any(part["point"] == point for part in parts)]
-    return [part for part in parts if points and part["point"] == points[-1]]
-
-
 def draw_maps(parts: Sequence[Row], path: Path) -> None:
     """For each estimator an image of the variance of its gradient in each pixel's output bias, all on one scale."""
     images = [np.array(part["variance_by_feature"]).reshape(part["shape"]) for part in parts]
@@ -222,4 +200,4 @@ def draw_maps(parts: Sequence[Row], path: Path) -> None:
         fontsize=9,
     )
     figure.colorbar(shown, ax=grid, shrink=0.7)
-    save_figure(figure, path)
+    save_figure(figure, path, PRINTED)

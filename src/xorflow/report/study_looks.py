@@ -29,6 +29,8 @@ _COLOURS = {
     "st-gumbel": "darkviolet",
     "concrete": "saddlebrown",
 }
+PRINTED = 200
+"""Dots per inch: enough for a paper."""
 _MARKERS = "osD^vP*X<>"
 _COLUMNS = 3
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from xorflow.report.images import save_figure
-from xorflow.report.study_looks import Looks, add_legend, legend_height
+from xorflow.report.study_looks import PRINTED, Looks, add_legend, legend_height
 from xorflow.report.study_training import Group, measured_variance, training_groups
 
 _FAR = 1.4
@@ -22,23 +22,35 @@ Spot = tuple[str, float, float]
 
 
 def draw_training(table: dict[str, Any], path: Path) -> bool:
-    """A line for each depth: all runs by objective, and a panel for each objective of several; whether there is any run."""
+    """A line for each depth: all runs by objective, and a panel for each objective of several whose variance was measured.
+
+    Returns whether there is any run.
+    """
     groups = training_groups(table)
     if not groups:
         return False
     depths = sorted({group.depth for group in groups})
-    measured = {(g.depth, g.objective): spots for g in groups if len(spots := _spots(table, g)) >= _FEWEST}
-    columns = list(dict.fromkeys(objective for _, objective in measured))
+    measured = {
+        depth: [
+            (group.objective, spots)
+            for group in groups
+            if group.depth == depth and len(spots := _spots(table, group)) >= _FEWEST
+        ]
+        for depth in depths
+    }
+    columns = 1 + max(map(len, measured.values()))
     looks = Looks(run["estimator"] for group in groups for run in group.runs)
-    size = 3.7 * (1 + len(columns)), 3.3 * len(depths) + legend_height(len(looks.names))
+    size = 3.7 * columns, 3.3 * len(depths) + legend_height(len(looks.names))
     figure = Figure(figsize=(max(size[0], 8.0), size[1]), layout="constrained")
-    grid = figure.subplots(len(depths), 1 + len(columns), squeeze=False)
-    for depth, (left, *others) in zip(depths, grid, strict=True):
+    for line, depth in enumerate(depths):
+        first = 1 + line * columns
+        left = figure.add_subplot(len(depths), columns, first)
         _draw_objectives(left, [group for group in groups if group.depth == depth], looks)
-        for axes, objective in zip(others, columns, strict=True):
-            _draw_variance(axes, depth, objective, measured.get((depth, objective), []), looks)
+        for place, (objective, spots) in enumerate(measured[depth], first + 1):
+            axes = figure.add_subplot(len(depths), columns, place)
+            _draw_variance(axes, f"depth {depth}: {objective}", spots, looks)
     add_legend(figure, looks.handles())
-    save_figure(figure, path)
+    save_figure(figure, path, PRINTED)
     return True
 
 
@@ -59,14 +71,8 @@ def _draw_objectives(axes: Axes, groups: Sequence[Group], looks: Looks) -> None:
     _put(axes, spots, looks, joined=True)
 
 
-def _draw_variance(axes: Axes, depth: int, objective: str, spots: Sequence[Spot], looks: Looks) -> None:
-    axes.set_title(f"depth {depth}: {objective}", fontsize=9)
-    if not spots:
-        axes.set_axis_off()
-        axes.text(
-            0.5, 0.5, "variance not measured", ha="center", va="center", fontsize=8, transform=axes.transAxes
-        )
-        return
+def _draw_variance(axes: Axes, title: str, spots: Sequence[Spot], looks: Looks) -> None:
+    axes.set_title(title, fontsize=9)
     axes.set_xscale("log")
     positive = [variance for _, variance, _ in spots if variance > 0]
     low = min(positive, default=1.0) / 10

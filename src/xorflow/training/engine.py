@@ -304,7 +304,9 @@ def choose_engine(work: Work, step: int) -> tuple[Engine, str | None]:
     except (
         RuntimeError
     ) as error:  # whatever is wrong with the step itself is found again, and said, by the plain path
-        torch.cuda.current_stream(work.device).synchronize()  # not the device: another thread may be capturing
+        torch.cuda.current_stream(
+            work.device
+        ).synchronize()  # not the device: another thread may be capturing
         for generator in _drawn_from(work):
             _out_of_capture(generator)
         said = str(error.__context__ or error).strip().splitlines()[0]
