@@ -169,7 +169,9 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(xorflow: Command, t
     process.send_signal(signal.SIGINT)
     said = finish(process)
     assert (said.code, said.out) == (130, "")
-    stopped, again = said.err.strip().split(": ", 1)
+    *ended, last = said.err.strip().splitlines()
+    assert all(re.fullmatch(r"runs \d+/24: \S+ done(, about [\d:]+ left)?", line) for line in ended)
+    stopped, again = last.split(": ", 1)
     assert re.fullmatch(r"stopped( and saved; continue|; continue from the last checkpoints) with", stopped)
     kept = files(out / "runs")
     assert 2 <= len(kept) < 24
@@ -211,9 +213,11 @@ def test_a_killed_run_harms_no_other_and_is_made_by_the_next_command(
     os.kill(found[0], signal.SIGKILL)
     said = finish(process)
     assert said.code == 2
-    assert said.err == (
+    *ended, last = said.err.splitlines()
+    assert all(line.startswith("runs ") for line in ended)
+    assert last == (
         "error: marginal.ours.select, seed 1: its process was ended by signal 9 (by hand, or for want of memory); "
-        "give the same command again\n"
+        "give the same command again"
     )
     assert re.search(r"^marginal +- +- +\d", said.out, re.MULTILINE)
     kept = files(out / "runs")
@@ -253,11 +257,20 @@ def test_bars_for_the_whole_and_for_what_is_under_way(tmp_path: Path) -> None:
     assert max(map(len, re.split(r"[\r\n]", frames))) <= 100
 
 
-def test_without_a_terminal_nothing_moves(tmp_path: Path) -> None:
+def test_without_a_terminal_nothing_moves_and_every_end_is_a_line(tmp_path: Path) -> None:
     text = io.StringIO()
-    with ReproductionDisplay(Console(file=text), planned(tmp_path)) as display:
+    runs = planned(tmp_path)
+    with ReproductionDisplay(Console(file=text), runs) as display:
         display.on_stop()
-    assert text.getvalue() == ""
+        assert text.getvalue() == ""
+        for run in runs:
+            display.on_outcome(Outcome(Job(Options(), run.folder, run.name), {}, None), 0, 0)
+    lines = text.getvalue().splitlines()
+    assert len(lines) == len(runs) > 1
+    assert re.fullmatch(
+        rf"runs 1/{len(runs)}: {re.escape(runs[0].name)} done, about \d+:\d\d:\d\d left", lines[0]
+    )
+    assert lines[-1] == f"runs {len(runs)}/{len(runs)}: {runs[-1].name} done"
 
 
 def test_the_table_fits_80_columns(smoke: Path) -> None:

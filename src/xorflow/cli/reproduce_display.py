@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Self
 
@@ -24,11 +25,11 @@ _COARSE_SECONDS = 2.0
 
 
 class ReproductionDisplay:
-    """Progress by what the runs write into their folders, however they are run; silent where there is no terminal."""
+    """Progress by what the runs write into their folders, however they are run; without a terminal, a line for each end."""
 
     def __init__(self, console: Console, planned: Sequence[Planned]) -> None:
         self.stopping = False
-        self._planned = planned
+        self._console, self._planned = console, planned
         self._done: set[Path] = set()
         self._began = time.time() - _COARSE_SECONDS
         self._ended = threading.Event()
@@ -39,7 +40,8 @@ class ReproductionDisplay:
         total = sum(run.cost for run in planned)
         self._whole = self._bar.add_task(self._count(), total=max(total, 1.0), words="")
         # the speed is counted from the first change on: from here, with what was done before left out
-        self._bar.update(self._whole, completed=self._progress() + 1e-9)
+        self._before, self._start = self._progress(), time.monotonic()
+        self._bar.update(self._whole, completed=self._before + 1e-9)
         self._watch = threading.Thread(target=self._follow, daemon=True)
 
     def __enter__(self) -> Self:
@@ -55,8 +57,21 @@ class ReproductionDisplay:
     def on_outcome(self, outcome: Outcome, done: int, total: int) -> None:
         del done, total
         self._done.add(outcome.job.out)
-        words = f"{outcome.job.name} {'failed' if outcome.error else 'done'}"
+        name = next((run.name for run in self._planned if run.folder == outcome.job.out), outcome.job.name)
+        words = f"{name} {'failed' if outcome.error else 'done'}"
         self._bar.update(self._whole, description=self._count(), words=words)
+        if self._bar.disable:
+            line = f"{self._count()}: {words}{self._left()}"
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _left(self) -> str:
+        """In words, from what was done since this display began."""
+        progress, total = self._progress(), sum(run.cost for run in self._planned)
+        done = progress - self._before
+        if done <= 0 or progress >= total:
+            return ""
+        seconds = round((total - progress) / done * (time.monotonic() - self._start))
+        return f", about {timedelta(seconds=seconds)} left"
 
     def on_stop(self) -> None:
         self.stopping = True
