@@ -1,14 +1,19 @@
 """A loss that is no number stops the run, says where, and spoils nothing."""
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from tiny_runs import StopAt, read, rows_file, tiny_dataset, tiny_flow, tiny_options
-from xorflow import fit
+from xorflow import MADE, FactorisedBase, Layer, fit
+from xorflow.data import Dataset, Split
 from xorflow.errors import TrainingError
+from xorflow.estimators import Loss, Rebar
+from xorflow.flows import LatentFlow
 from xorflow.training import Interrupted, Options, resume_run, train_run
 from xorflow.training.checkpoint import load_snapshot
 
@@ -109,3 +114,21 @@ def test_clipping_tames_what_would_not_be_finite() -> None:
         optimiser=options.optimiser, lr=options.lr, clip=options.clip,
     )  # fmt: skip
     assert result["test"]["nll"] < 100
+
+
+class _SpoiltControl(Rebar):
+    """A second loss that is no number, in parameters of its own."""
+
+    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+        found = super().loss(flow, x, context, draws)
+        assert found.control is not None
+        return dataclasses.replace(found, control=found.control * torch.nan)
+
+
+def test_a_second_loss_is_named_by_its_parameters() -> None:
+    rows = torch.randint(2, (40, 4), dtype=torch.uint8)
+    data = Dataset("two values", Split(rows), None, None, categories=(2,) * 4)
+    flow = LatentFlow([Layer(MADE(4, hidden=(8,)))], FactorisedBase(4))
+    with pytest.raises(TrainingError) as error:
+        fit(flow, data, _SpoiltControl(), epochs=1, batch_size=10, device="cpu")
+    assert re.search(r"the first gradient that is not finite is that of estimator\.\S+:", str(error.value))

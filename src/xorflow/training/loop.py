@@ -274,17 +274,20 @@ class Trainer:
             self._fail(what, step)
 
     def _require_finite_weights(self) -> None:
-        if not bool(torch.stack([weights.isfinite().all() for weights in self.flow.parameters()]).all()):
+        if not bool(torch.stack([w.isfinite().all() for w in self._named_weights().values()]).all()):
             self._fail("a weight", self.progress.step)
 
+    def _named_weights(self) -> dict[str, Tensor]:
+        """Those of the flow by their own names, and those of the estimator as its own."""
+        return {name.removeprefix("flow."): p for name, p in self.step_module.named_parameters()}
+
     def _fail(self, what: str, step: int) -> NoReturn:
-        grads = ((name, p.grad) for name, p in self.flow.named_parameters() if p.grad is not None)
+        weights = self._named_weights()
+        grads = ((name, p.grad) for name, p in weights.items() if p.grad is not None)
         where = ""
         if (culprit := _first_not_finite(grads)) is not None:
             where = f"; the first gradient that is not finite is that of {_with_layer(culprit)}"
-        elif (
-            culprit := _first_not_finite(self.flow.named_parameters())
-        ) is not None:  # gradients are gone by then
+        elif (culprit := _first_not_finite(weights.items())) is not None:  # gradients are gone by then
             where = f"; the first weight that is not finite is that of {_with_layer(culprit)}"
         saved = self.run_folder is not None and (self.run_folder / "checkpoints" / "latest.json").exists()
         kept = f"; the last good checkpoint is kept in {self.run_folder}" if saved else ""
