@@ -20,12 +20,14 @@ from xorflow.training.metrics import read_metrics
 
 _POLL_SECONDS = 0.5
 _MOST_SHOWN = 8
+_LINE_SECONDS = 30.0
+"""Without a terminal, how long at least there is between two lines: what takes seconds says nothing."""
 _COARSE_SECONDS = 2.0
 """Clocks of file systems lag behind, by milliseconds or, on some, by up to two seconds."""
 
 
 class ReproductionDisplay:
-    """Progress by what the runs write into their folders, however they are run; without a terminal, a line for each end."""
+    """Progress by what the runs write into their folders, however they are run; without a terminal, a line now and then."""
 
     def __init__(self, console: Console, planned: Sequence[Planned]) -> None:
         self.stopping = False
@@ -41,6 +43,7 @@ class ReproductionDisplay:
         self._whole = self._bar.add_task(self._count(), total=max(total, 1.0), words="")
         # the speed is counted from the first change on: from here, with what was done before left out
         self._before, self._start = self._progress(), time.monotonic()
+        self._said = self._start
         self._bar.update(self._whole, completed=self._before + 1e-9)
         self._watch = threading.Thread(target=self._follow, daemon=True)
 
@@ -60,7 +63,8 @@ class ReproductionDisplay:
         name = next((run.name for run in self._planned if run.folder == outcome.job.out), outcome.job.name)
         words = f"{name} {'failed' if outcome.error else 'done'}"
         self._bar.update(self._whole, description=self._count(), words=words)
-        if self._bar.disable:
+        if self._bar.disable and time.monotonic() - self._said >= _LINE_SECONDS:
+            self._said = time.monotonic()
             line = f"{self._count()}: {words}{self._left()}"
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
