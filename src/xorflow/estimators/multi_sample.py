@@ -80,23 +80,29 @@ class MultiSample(Estimator):
         if draws is None:  # depth 1, summed out: nothing is left to draw
             value = flow.log_marginal_total(flow.start(x), context).mean()
             return Loss(surrogate=-value, bound=value.detach())
+        log_w, score = self.weigh(flow, x, context, draws)
+        with torch.no_grad():
+            bound, signal = vimco(log_w)
+            share = torch.softmax(log_w, 0)
+        surrogate = (signal * score + share * log_w).sum(0)
+        return Loss(surrogate=-surrogate.mean(), bound=bound.mean())
+
+    def weigh(
+        self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The log-weights of samples and the log-probabilities that they were drawn with, both (K, B), with graph."""
         stop = flow.depth - self.sum_last
         trace = flow.run(x, draws=draws, context=context, stop=stop, proposal=self.proposal)
         log_w = (
             flow.log_marginal_total(trace.end, context)
             if self.sum_last
             else flow.base.log_prob(trace.end.state).sum(-1)
-        )  # (K, B)
+        )
         log_p = trace.log_p().sum((-1, -2))
-        score = log_p
-        if self.proposal == "q":
-            score = trace.log_q().sum((-1, -2))
-            log_w = log_w + log_p - score
-        with torch.no_grad():
-            bound, signal = vimco(log_w)
-            share = torch.softmax(log_w, 0)
-        surrogate = (signal * score + share * log_w).sum(0)
-        return Loss(surrogate=-surrogate.mean(), bound=bound.mean())
+        if self.proposal == "p":
+            return log_w, log_p
+        log_q = trace.log_q().sum((-1, -2))
+        return log_w + log_p - log_q, log_q
 
 
 def vimco(log_w: Tensor) -> tuple[Tensor, Tensor]:

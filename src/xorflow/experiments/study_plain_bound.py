@@ -21,7 +21,7 @@ class PlainBound(Estimator):
               \sum_k \log q(u_{mk} \mid x), \qquad \hat L_m = \log \tfrac1K \sum_k w_{mk}.
 
     Unbiased for the gradient of :math:`L_K`: the other sets are independent of a set's choices. No sample has a control
-    variate of its own, so that nothing is shared with VIMCO, which is measured by it.
+    variate of its own: with VIMCO, which is measured by it, it shares the weights and no more.
 
     Args:
         sets: M, at least 2.
@@ -34,8 +34,7 @@ class PlainBound(Estimator):
         self, sets: int, samples: int, proposal: Literal["p", "q"] = "p", sum_last: bool = False
     ) -> None:
         super().__init__()
-        self.sets, self.samples, self.sum_last = sets, samples, sum_last
-        self.proposal: Literal["p", "q"] = proposal
+        self.sets, self.samples = sets, samples
         self._judged = MultiSample(samples, proposal, sum_last)
 
     @property
@@ -57,18 +56,7 @@ class PlainBound(Estimator):
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         assert draws is not None  # with nothing to draw, the bound is the likelihood, in closed form
-        stop = flow.depth - self.sum_last
-        trace = flow.run(x, draws=draws, context=context, stop=stop, proposal=self.proposal)
-        log_w = (
-            flow.log_marginal_total(trace.end, context)
-            if self.sum_last
-            else flow.base.log_prob(trace.end.state).sum(-1)
-        )  # (M K, B)
-        log_p = trace.log_p().sum((-1, -2))
-        score = log_p
-        if self.proposal == "q":
-            score = trace.log_q().sum((-1, -2))
-            log_w = log_w + log_p - score
+        log_w, score = self._judged.weigh(flow, x, context, draws)  # (M K, B)
         bounds = torch.logsumexp(self._by_set(log_w), 1) - math.log(self.samples)  # (M, B)
         signal = bounds.detach() - mean_of_others(bounds.detach())
         surrogate = bounds + signal * self._by_set(score).sum(1)
