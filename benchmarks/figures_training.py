@@ -78,8 +78,7 @@ def training_step_cpu(setup: Setup) -> list[Figure]:
         if batch == 128:
             found.append(_against_limit(f"{name}-limit", times["ours"], batch, device))
         if theirs is not None:
-            note = "a continuous flow on dequantised grey values"
-            found.append(faster_than(f"{name}-zuko", times["ours"], ZUKO, times["zuko"], note=note))
+            found.append(_against_zuko(f"{name}-zuko", times["ours"], times["zuko"]))
     return [*found, _rounded_step_cpu(device), _small_step_cpu(device)]
 
 
@@ -115,15 +114,16 @@ def _step_times(
 ) -> dict[str, float]:
     """Seconds of a step, `count` of one kind after the other as in training, so that each finds its weights in the caches."""
 
-    def several(step: Callable[[], object]) -> Callable[[], None]:
-        def act() -> None:
-            for _ in range(count):
-                step()
-
-        return act
-
-    times = alternate({name: several(step) for name, step in steps.items()}, device, rounds=15)
+    times = alternate({name: _repeated(step, count) for name, step in steps.items()}, device, rounds=15)
     return {name: spent / count for name, spent in times.items()}
+
+
+def _repeated(step: Callable[[], object], count: int) -> Callable[[], None]:
+    def act() -> None:
+        for _ in range(count):
+            step()
+
+    return act
 
 
 @measure(
@@ -133,33 +133,33 @@ def _step_times(
     "trainer-overhead-gpu",
     "training-step-gpu-all-in",
     "training-step-gpu-limit",
+    "training-step-gpu-zuko",
+    optional=("training-step-gpu-zuko",),
 )
 def training_step_gpu(setup: Setup) -> list[Figure]:
     """The trainer's own loop, the bare captured loop and the plain eager loop, turn by turn; batch 256."""
     device = setup.device
-    trainer, bare = (mnist_trainer(device, batch_size=256, epochs=40) for _ in range(2))
+    trainer, bare = (mnist_trainer(device, batch_size=256, epochs=40, validate_every=40) for _ in range(2))
+    trainer.start_clock()
     engine, _ = choose_engine(trainer.machinery, 0)
     steps = bare.steps_per_epoch
     loop = Lockstep([trainer], engine)
 
     def trainer_epoch() -> None:
         loop.train_epoch()
-        trainer.progress.batch, trainer.progress.epoch = 0, trainer.progress.epoch + 1
+        trainer.end_epoch()
 
     step = plain_training_step(xf.MADE(784, hidden=(1024,)), bare.dataset.train.values, 256)
-
-    def plain() -> None:
-        for _ in range(20):
-            step()
-
-    times = alternate(
-        {"trainer": trainer_epoch, "bare": bare_steps(bare.machinery), "plain": plain}, device, rounds=9
-    )
+    actions = {"trainer": trainer_epoch, "bare": bare_steps(bare.machinery), "plain": _repeated(step, 20)}
+    theirs = zuko_flow(784, 1024, device)
+    if theirs is not None:
+        actions["zuko"] = _repeated(zuko_training_step(theirs, bare.dataset.train.values, 256), 20)
+    times = alternate(actions, device, rounds=9)
     ours, captured, eager = times["trainer"] / steps, times["bare"] / steps, times["plain"] / 20
     whole = mnist_trainer(device, batch_size=256, epochs=40)
     whole.train()
     all_in = whole.progress.seconds / whole.total_steps
-    words = "the trainer's loop over an epoch, order of rows included, validation and files apart"
+    words = "the trainer's loop over an epoch: order of rows, steps, checks and record; validation and files apart"
     over = f"overhead {100 * (ours / captured - 1):.1f} %, of at most 10 %"
     validated = "40 epochs with a validation after each"
     return [
@@ -170,6 +170,7 @@ def training_step_gpu(setup: Setup) -> list[Figure]:
         ),
         faster_than("training-step-gpu-all-in", all_in, PLAIN, eager, note=validated),
         _against_limit("training-step-gpu-limit", ours, 256, device),
+        *([] if theirs is None else [_against_zuko("training-step-gpu-zuko", ours, times["zuko"] / 20)]),
     ]
 
 
@@ -194,11 +195,7 @@ def hundred_epochs(setup: Setup) -> list[Figure]:
     device = setup.device
     step = plain_training_step(xf.MADE(784, hidden=(1024,)), mnist_intensities(device), 256)
 
-    def plain() -> None:
-        for _ in range(50):
-            step()
-
-    eager = alternate({"plain": plain}, device, rounds=5)["plain"] / 50
+    eager = alternate({"plain": _repeated(step, 50)}, device, rounds=5)["plain"] / 50
     with tempfile.TemporaryDirectory() as folder:
         options = Options(epochs=100, batch_size=256, device=str(device), checkpoint_seconds=1)
         watch = _SavedSteps(Path(folder) / "run")
@@ -256,6 +253,10 @@ def _stacked_steps(device: torch.device) -> list[Figure]:
         )
         for name, count in counts.items()
     ]  # fmt: skip
+
+
+def _against_zuko(id: str, ours: float, theirs: float) -> Figure:
+    return faster_than(id, ours, ZUKO, theirs, note="a continuous flow on dequantised grey values")
 
 
 def _against_limit(id: str, step: float, batch: int, device: torch.device) -> Figure:

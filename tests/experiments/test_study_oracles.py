@@ -313,11 +313,12 @@ def test_a_suspected_bias_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> 
     from xorflow.experiments import study_measure
 
     plain = bench("D4 random", 16).measure("disarm")["rows"][0]
-    assert "first" not in plain
+    assert "earlier" not in plain
     monkeypatch.setattr(study_measure, "CHANCE", 0.0)
     row = bench("D4 random", 16).measure("disarm")["rows"][0]
-    assert row["draws"] == 64
-    assert row["first"] == {key: plain[key] for key in ("bias", "bias_stderr", "bias_noise", "draws")}
+    assert row["draws"] == 256
+    assert [found["draws"] for found in row["earlier"]] == [16, 64]
+    assert row["earlier"][0] == {key: plain[key] for key in ("bias", "bias_stderr", "bias_noise", "draws")}
 
 
 def test_what_learns_has_warmed_up_before_it_is_measured() -> None:

@@ -152,7 +152,8 @@ def test_different_runs_at_once_are_the_runs_alone(tmp_path: Path) -> None:
     drawn = []
 
     def sample(job: Job) -> None:  # which times itself while others capture
-        drawn.append(xf.load(job.out, device="cuda")().sample((64,)))
+        generator = torch.Generator("cuda").manual_seed(0)  # the default one belongs to who captures
+        drawn.append(xf.load(job.out, device="cuda")().sample((64,), generator=generator))
 
     outcomes = run_jobs(jobs, 4, finish=sample)
     assert [outcome.error for outcome in outcomes] == [None] * len(jobs)

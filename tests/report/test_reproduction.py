@@ -219,7 +219,8 @@ def test_the_papers_figures_against_independent_pixels() -> None:
 
 
 def row(name: str, family: str, depth: int, nll: float, **more: Any) -> dict[str, Any]:
-    ours = {"nll": nll, "layers": [{"flip_rate": 0.05}] * depth} | more
+    seeds = {"mean": nll, "spread": {"std": 0.3}, "by_seed": [{"seed": seed} for seed in range(3)]}
+    ours = {"nll": nll, "layers": [{"flip_rate": 0.05}] * depth} | seeds | more
     paper = {"nll": 200.0, "greedy": None}
     return {"id": name, "family": family, "depth": depth, "paper": paper, "ours": ours, "cured": None}
 
@@ -236,13 +237,17 @@ def test_conclusions_follow_from_the_figures() -> None:
     ]
     lines = claims({"rows": rows}).splitlines()
     said = ["not" not in line.split("**")[1] for line in lines]
-    # the score function wins; the special case does not; nor does every running average; straight-through's depth 2 helps
-    assert said == [True, False, False, False, False]
+    # the score function wins; the special case does not; nor does every running average; one of two series gains by depth
+    assert said == [True, False, False, True, False]
+    assert (
+        "(straight-through at depths 1, 2: 180.0, 170.0, depth 2 better than depth 1 by 10.0 ± 0.2)"
+        in lines[3]
+    )
     assert "special case 165.0 against 164.0" in lines[2]
     idle = [{"flip_rate": 0.0}, {"flip_rate": 0.1}]
-    rows[1] = row("ste-2", "straight-through", 2, 181.0, layers=idle)
+    rows[1] = row("ste-2", "straight-through", 2, 179.5, layers=idle)  # as seeds differ
     lines = claims({"rows": rows}).splitlines()
-    assert "**reproduced**" in lines[3]
+    assert "not reproduced" not in lines[3]
     assert "**not reproduced**" in lines[4]  # it is said of layers that are drawn
     assert "for comparison: ste-2 ours 1 of 2" in lines[4]
     rows[-1] = row("sfe-special-running-2", "special case", 2, 166.0, layers=idle)
@@ -259,9 +264,12 @@ def test_rows_that_still_fall_leave_the_question_of_depth_open() -> None:
         row("sfe-special-running-2", "special case", 2, 166.0),
     ]
     (line,) = [line for line in claims({"rows": rows}).splitlines() if "increase with depth" in line]
-    assert "**reproduced** by rows that are converged. special case at depths 1, 2: 165.0, 166.0." in line
     assert (
-        "**Open** for those that are not. straight-through at depths 1, 2: 180.0, 170.0, still falling at 2"
+        "**reproduced** by rows that are converged (special case at depths 1, 2: 165.0, 166.0); **open**"
+        in line
+    )
+    assert (
+        "**open** where rows still fall (straight-through at depths 1, 2: 180.0, 170.0, still falling at 2"
         in line
     )
     assert "(validation data after 10 epochs each: 182.0, 176.0)" in line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,28 +82,50 @@ def _depth_does_not_help(rows: dict[str, Row]) -> str:
         "straight-through": [row for row in rows.values() if row["family"] == "straight-through"],
         "special case": [row for name, row in rows.items() if name.startswith("sfe-special-running")],
     }
-    settled, falling, deepest_is_best = [], [], []
+    level, gaining, falling = [], [], []
     for words, family in families.items():
         for variant, suffix in (("ours", ""), ("cured", ", cured")):
             there = [row for row in family if row[variant]]
             if len(there) < 2:
                 continue
-            values = [_nll(row, variant) for row in there]
+            values = [row[variant]["mean"] for row in there]
             cell = f"{words}{suffix} at depths {_depths(there)}: {_list(values)}"
             late = [row for row in there if _still_falls(row[variant])]
             if late:
                 falling.append(f"{cell}, still falling at {_depths(late)}{_at_equal_epochs(there, variant)}")
+            elif gain := _gain_of_depth(there, variant):
+                gaining.append(f"{cell}, {gain}")
             else:
-                settled.append(cell)
-                deepest_is_best.append(min(values) == values[-1])
-    if not settled and not falling:
+                level.append(cell)
+    if not level and not gaining and not falling:
         return ""
-    said = f"{_said(not any(deepest_is_best))} by rows that are converged. {'; '.join(settled)}."
-    open_ones = f" **Open** for those that are not. {'; '.join(falling)}." if falling else ""
+    verdicts = {
+        f"{_said(True)} by rows that are converged": level,
+        f"{_said(False)} where depth is worth more than three standard errors": gaining,
+        "**open** where rows still fall": falling,
+    }
+    said = "; ".join(f"{words} ({'; '.join(cells)})" for words, cells in verdicts.items() if cells)
     return (
-        f"*Performance does not increase with depth*: {said if settled else ''}{open_ones} [Depth](depth.md) has what it takes "
-        "to change that."
+        f"*Performance does not increase with depth*, by the means over seeds: {said}. [Depth](depth.md) has what it takes to "
+        "change that."
     )
+
+
+def _gain_of_depth(rows: Sequence[Row], variant: str) -> str:
+    """By how much the best of the deeper rows is below the first; nothing if seeds differ as much."""
+    first, *deeper = (row[variant] for row in rows)
+    depths = [row["depth"] for row in rows[1:]]
+    depth, best = min(zip(depths, deeper, strict=True), key=lambda pair: pair[1]["mean"])
+    gain, error = first["mean"] - best["mean"], math.hypot(_error_of_mean(first), _error_of_mean(best))
+    return (
+        f"depth {depth} better than depth {rows[0]['depth']} by {gain:.1f} ± {error:.1f}"
+        if gain > 3 * error
+        else ""
+    )
+
+
+def _error_of_mean(variant: Row) -> float:
+    return variant["spread"]["std"] / math.sqrt(len(variant["by_seed"]))
 
 
 def _depths(rows: Sequence[Row]) -> str:

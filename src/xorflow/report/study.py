@@ -26,9 +26,9 @@ MEANING = (
     "covariance of one draw, both divided by the squared norm of the exact gradient. Bias is estimated without bias of its "
     "own, as the mean of the products of independent groups' mean errors: for an unbiased estimator it is centred at zero "
     "and may be negative; its standard error comes from the same products. `bias_noise` is the standard error that it would "
-    "have without a bias, which a bias is told from zero by, since the other grows with a bias; in files that lack it, the "
-    "other stands for it. A bias of more than three such errors where none is claimed is measured again, with four times the "
-    "draws and fresh noise; what was found at first is kept beside it, as `first`. The distance is the root of the bias. The "
+    "have without a bias, which a bias is told from zero by, since the other grows with a bias. A bias of more than three such "
+    "errors where none is claimed is measured again, with fresh noise and four times the draws, then with sixteen times; what "
+    "was found before is kept beside it, as `earlier`. The distance is the root of the bias. The "
     "signal-to-noise ratio is the norm of the estimator's own mean over the root of its variance. "
     "Gradients are in float64, and a bias below 1e-24 is rounding, written as 0. A pass is one evaluation of one layer's "
     "network on the batch. Milliseconds are of loss and gradient in float32, as in training. Variance at equal cost is "
@@ -133,23 +133,17 @@ CHANCE = 3.0
 """A bias of at most so many standard errors is not told from zero."""
 
 
-def bias_noise(row: dict[str, Any]) -> float:
-    """The standard error that a bias is told from zero by: as it is without a bias; in older files, as it was found."""
-    noise = row.get("bias_noise")
-    return row["bias_stderr"] if noise is None else noise
-
-
 def is_within(row: dict[str, Any]) -> bool:
     """Whether a bias is not told from zero."""
-    return abs(row["bias"]) <= CHANCE * bias_noise(row)
+    return abs(row["bias"]) <= CHANCE * row["bias_noise"]
 
 
 def distance(row: dict[str, Any]) -> str:
     """The root of a bias that is told from zero, with its standard error; of any other, how much it may be at the most."""
-    if row["bias"] <= CHANCE * bias_noise(row):
-        if row["bias"] == bias_noise(row) == 0:
+    if row["bias"] <= CHANCE * row["bias_noise"]:
+        if row["bias"] == row["bias_noise"] == 0:
             return "0"
-        most = math.sqrt(max(0.0, row["bias"]) + CHANCE * bias_noise(row))
+        most = math.sqrt(max(0.0, row["bias"]) + CHANCE * row["bias_noise"])
         return f"not told from zero, at most {most:.1g}"
     root = math.sqrt(row["bias"])
     return with_error(root, row["bias_stderr"] / (2 * root))

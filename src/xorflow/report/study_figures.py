@@ -19,7 +19,7 @@ from matplotlib.ticker import (
 )
 
 from xorflow.report.images import save_figure
-from xorflow.report.study import CHANCE, POINTS, SMALL, StudyResults, bias_noise, cost
+from xorflow.report.study import CHANCE, POINTS, SMALL, StudyResults, cost
 from xorflow.report.study_looks import PRINTED, Looks, add_legend, legend_height
 from xorflow.report.study_maps import choose_maps
 from xorflow.report.study_training_figure import draw_training
@@ -100,9 +100,9 @@ def draw_bias(rows: Sequence[Row], path: Path) -> None:
         _draw_grid(
             known,
             path,
-            lambda row: (row["variance"], max(row["bias"], CHANCE * bias_noise(row))),
+            lambda row: (row["variance"], max(row["bias"], CHANCE * row["bias_noise"])),
             ("variance / |gradient|²", "|bias|² / |gradient|²"),
-            is_filled=lambda row: row["bias"] > CHANCE * bias_noise(row),
+            is_filled=lambda row: row["bias"] > CHANCE * row["bias_noise"],
         )
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from xorflow.report.study import POINTS, SMALL, bias_noise, distance, is_within, short, with_error
-from xorflow.report.study_equal_time import equal_time_findings
+from xorflow.report.study import POINTS, SMALL, distance, is_within, short, with_error
+from xorflow.report.study_equal_time import equal_time_findings, is_steady
 
 Row = dict[str, Any]
 
@@ -67,12 +67,12 @@ def _unbiased(rows: Sequence[Row]) -> list[str]:
     if not claimed:
         return []
     outside = [row for row in claimed if not is_within(row)]
-    again = sum("first" in row for row in claimed)
+    again = sum("earlier" in row for row in claimed)
     names = "".join(
-        f"; {_place(row)}, `{row['estimator']}` is not, with {with_error(row['bias'], row['bias_stderr'])}"
+        f"; {_place(row)}, `{row['estimator']}` is not, with {with_error(row['bias'], row['bias_noise'])}{_before(row)}"
         for row in outside
     )
-    twice = f" Measured a second time: {again}." if again else ""
+    twice = f" Measured more than once: {again}." if again else ""
     blind = {row["estimator"] for row in rows if row["claim"] == "unbiased" and row["bias"] is None}
     names_of_blind = ", ".join(f"`{name}`" for name in sorted(blind))
     rest = (
@@ -80,13 +80,24 @@ def _unbiased(rows: Sequence[Row]) -> list[str]:
         if blind
         else ""
     )
-    exact = sum(row["bias"] == 0 and bias_noise(row) == 0 for row in claimed)
-    weak = sum(bias_noise(row) > _WEAK for row in claimed)
+    exact = sum(row["bias"] == 0 and row["bias_noise"] == 0 for row in claimed)
+    weak = sum(row["bias_noise"] > _WEAK for row in claimed)
     return [
         f"Unbiased: of {len(claimed)} gradients of estimators that claim no bias, {len(claimed) - len(outside)} are within "
         f"three standard errors of the exact one{names}. {exact} of them are exactly zero, without noise. {weak} have a "
-        f"standard error of the bias above {_WEAK:g}, and test little.{_judged(claimed)}{_averaged(claimed)}{twice}{rest}"
+        f"standard error of the bias above {_WEAK:g}, and test little.{_averaged(claimed)}{twice}{rest}"
     ]
+
+
+def _before(row: Row) -> str:
+    """What was found at first where a bias was measured more than once, and whether its errors can be trusted."""
+    cells = [
+        f"{with_error(at['bias'], at['bias_noise'])} of {at['draws']:,} draws"
+        for at in row.get("earlier", ())
+    ]
+    before = f" (before: {'; '.join(cells)})" if cells else ""
+    tail = "" if is_steady(row) else ", where a few draws carry most of the variance and errors say little"
+    return f" of {row['draws']:,} draws{before}{tail}"
 
 
 def _averaged(rows: Sequence[Row]) -> str:
@@ -97,13 +108,6 @@ def _averaged(rows: Sequence[Row]) -> str:
         " Bounds of several samples are compared with the mean of many draws of a plain score function, which shares no "
         "control variate with `multi-sample`."
     )
-
-
-def _judged(rows: Sequence[Row]) -> str:
-    """What files from before there was a better error are judged by."""
-    if not any(row.get("bias_noise") is None for row in rows):
-        return ""
-    return " The error is that of the bias itself, which grows with a bias: a mild test."
 
 
 def _straight_through(rows: Sequence[Row]) -> list[str]:
