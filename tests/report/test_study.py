@@ -251,8 +251,10 @@ def test_equal_time_shows_both_sides_and_every_estimator(results: Path) -> None:
     text = equal_time_tables(make_study_table(read_study(results / "study"))["rows"])
     first = "| depth-1, middle, layer 1 | `special-case` | 1 ± 0.1 | 2 | `disarm` | 0.5 ± 0.1 | 1 | 0.25 |"
     assert first in text
-    assert "| `disarm` | **0.25** | – | – |" in text
-    assert "| `arms:samples=4` | 1.6 | – | – |" in text
+    assert "| estimator | depth-1, middle, layer 1 |\n" in text
+    assert "| `disarm` | **0.25** |\n" in text
+    assert "| `arms:samples=4` | 1.6 |\n" in text
+    assert "| estimator | depth-2, middle, layer 1 | depth-2, middle, layer 2 |\n" in text
 
 
 # ---- training ----
@@ -342,6 +344,15 @@ def test_a_block_of_a_full_study_has_tables_and_pictures_that_exist(results: Pat
         assert f"](../results/study/{name}.png)" in block
         assert (results / f"study/{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "nan" not in block
+
+
+def test_models_with_posteriors_have_pictures_of_their_own(results: Path) -> None:
+    content = part("depth-2", "full-posterior", row(), row(part="posterior"))
+    (results / "study/parts/99.json").write_text(json.dumps(content), encoding="utf-8")
+    write_study(results / "study")
+    block = study_block(results)
+    for name in ("variance_cost", "bias_variance", "variance_cost_posteriors", "bias_variance_posteriors"):
+        assert f"](../results/study/{name}.png)" in block
 
 
 def test_a_smaller_budget_is_not_for_documents(results: Path) -> None:

@@ -17,15 +17,13 @@ NOT_RUN = (
     "them, and `make docs` writes them into this page."
 )
 
+_COST = "Variance against the time of a gradient; dotted: none; dashed: as the paper's best control variate at equal time"
+_BIAS = "Bias against variance; open markers are three standard errors of a bias not told from zero"
 _PICTURES = (
-    (
-        "variance_cost.png",
-        "Variance against the time of a gradient; dotted: none; dashed: as the paper's best control variate at equal time",
-    ),
-    (
-        "bias_variance.png",
-        "Bias against variance; open markers are three standard errors of a bias not told from zero",
-    ),
+    ("variance_cost.png", _COST),
+    ("bias_variance.png", _BIAS),
+    ("variance_cost_posteriors.png", f"Models with posteriors. {_COST}"),
+    ("bias_variance_posteriors.png", f"Models with posteriors. {_BIAS}"),
     ("variance_pixels.png", "Variance of the gradient in the output bias of each pixel, at depth 1"),
 )
 _TRAINING_PICTURE = (

@@ -132,6 +132,12 @@ def _mark(*rows: Row) -> str:
 
 
 def _all(rows: Sequence[Row]) -> str:
+    """A table for each model."""
+    models = dict.fromkeys(row["model"] for row in best_of_several(rows))
+    return "\n\n".join(_of_model([row for row in rows if row["model"] == model]) for model in models)
+
+
+def _of_model(rows: Sequence[Row]) -> str:
     own = [row for row in rows if _is_comparable(row)]
     gradients = [_gradient(row) for row in best_of_several(rows)]
     lines = [f"| estimator | {' | '.join(map(_name, gradients))} |", f"|---|{'---:|' * len(gradients)}"]

@@ -31,11 +31,10 @@ Place = Callable[[Row], tuple[float, float] | None]
 def draw_study(results: StudyResults, table: dict[str, Any], folder: Path) -> list[Path]:
     """Draw whatever the results allow; the files that were written."""
     made: list[Path] = []
-    rows = _to_compare(table["rows"])
-    if rows:
-        draw_cost(rows, folder / "variance_cost.png")
-        draw_bias(rows, folder / "bias_variance.png")
-        made += [folder / "variance_cost.png", folder / "bias_variance.png"]
+    for suffix, rows in _pictures_of(_to_compare(table["rows"])).items():
+        draw_cost(rows, folder / f"variance_cost{suffix}.png")
+        draw_bias(rows, folder / f"bias_variance{suffix}.png")
+        made += [folder / f"variance_cost{suffix}.png", folder / f"bias_variance{suffix}.png"]
     maps, _ = choose_maps(results.parts, POINTS)
     if maps:
         draw_maps(maps, folder / "variance_pixels.png")
@@ -49,6 +48,16 @@ def _to_compare(rows: Sequence[Row]) -> list[Row]:
     """The gradients of networks; of models on images alone, if there are any."""
     known = [row for row in rows if row["variance"] is not None and row["part"] != "base"]
     return [row for row in known if row["features"] > SMALL] or known
+
+
+def _pictures_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """By the end of a picture's name: models with posteriors have one of their own, if there are others."""
+    with_posteriors = {row["model"] for row in rows if row["part"] == "posterior"}
+    plain = [row for row in rows if row["model"] not in with_posteriors]
+    others = [row for row in rows if row["model"] in with_posteriors]
+    if not plain or not others:
+        return {"": [*rows]} if rows else {}
+    return {"": plain, "_posteriors": others}
 
 
 # ---- rows against each other ----
