@@ -48,25 +48,28 @@ def test_the_rows_that_are_compared_have_equal_weights() -> None:
     counts = {}
     for row in DEPTH_ROWS:
         if row.id.startswith("ar-") and row.id != "ar-1-half":
-            layers = [784, *row.training["hidden"], 784]
-            products = sum((a + 1) * b for a, b in itertools.pairwise(layers))
-            counts[row.id] = row.depth * products
+            last = row.training["hidden"]
+            widths = [row.training.get("earlier_hidden") or last] * (row.depth - 1) + [last]
+            counts[row.id] = sum(
+                (a + 1) * b for hidden in widths for a, b in itertools.pairwise([784, *hidden, 784])
+            )
     middle = counts["ar-1-marginal"]
     assert all(abs(count / middle - 1) < 0.01 for count in counts.values()), counts
 
 
-def test_three_seeds_where_it_is_decided_and_a_budget_of_twelve_minutes() -> None:
+def test_three_seeds_where_it_is_decided_and_a_budget_of_a_quarter_of_an_hour() -> None:
     decided = [row.id for row in DEPTH_ROWS if row.seeds == 3]
     assert decided == [
-        "ar-1-marginal", "ar-1-plain", "ar-1-plain-two", "ar-1-long", "ar-2-code", "ar-2-code-two", "ar-2-joint"
+        "ar-1-marginal", "ar-1-plain", "ar-1-plain-two", "ar-1-plain-long", "ar-1-long", "ar-2-code", "ar-2-joint",
+        "ar-2-plain",
     ]  # fmt: skip
     assert all(row.seeds == 1 for row in DEPTH_ROWS if row.id not in decided)
-    assert sum(row.seconds for row in DEPTH_ROWS) < 12 * 60
+    assert sum(row.seconds for row in DEPTH_ROWS) < 15 * 60
 
 
 def test_one_layer_has_as_much_time_as_two() -> None:
-    deep = BY_ID["ar-2-code"].seconds + BY_ID["ar-2-joint"].seconds
-    assert BY_ID["ar-1-long"].seconds > 1.3 * deep  # fitting a code takes time, too
+    deep = sum(BY_ID[name].seconds for name in ("ar-2-code", "ar-2-joint", "ar-2-plain"))
+    assert BY_ID["ar-1-plain-long"].seconds > 1.3 * deep  # fitting a code takes time, too
 
 
 def test_straight_through_has_a_rival_in_every_coupling() -> None:

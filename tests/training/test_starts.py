@@ -63,6 +63,16 @@ def test_the_last_layers_are_the_run_and_the_others_near_the_identity(digits: Pa
     assert torch.equal(drawn.end.state, flow.encode(x))
 
 
+def test_the_base_is_the_runs_own_unless_it_is_given(digits: Path, one: Path) -> None:
+    shared = FIXED | {"data": str(digits), "base": "learned", "start": str(one)}
+    before = open_run(one).latent
+    assert torch.equal(new_flow(Options().replace(**shared)).base.logits, before.base.logits)
+    flow = new_flow(Options().replace(**shared, p0=0.99))
+    assert flow.base.log_table().exp()[:, 0].tolist() == pytest.approx([0.99] * 64)
+    for mine, theirs in zip(flow.layers[-1].parameters(), before.layers[0].parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_a_run_that_starts_from_another_trains_and_can_be_read(
     digits: Path, one: Path, tmp_path: Path
 ) -> None:

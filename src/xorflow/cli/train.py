@@ -44,8 +44,8 @@ that of its folder, and options of its own. What is given here overrides both.
 
 _PANELS = {
     "Data": "data validation test data_seed label",
-    "Model": "recipe layers conditioner hidden width blocks heads cell dropout reach order mixture shared mask direct variant "
-    "own posterior transform base p0 start freeze",
+    "Model": "recipe layers conditioner hidden earlier_hidden width blocks heads cell dropout reach order mixture shared mask "
+    "direct variant own posterior transform base p0 start freeze",
     "Training": "estimator epochs batch_size accumulate lr schedule warmup optimiser weight_decay clip average "
     "validate_every select precision compile",
     "Run": "seed device checkpoint_seconds evaluation_samples tensorboard",
@@ -106,7 +106,7 @@ def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
     kind = kinds[str(field.type).removesuffix(" | None")]
     flag = "--" + field.name.replace("_", "-")
     default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
-    shown = "" if default is None or default is False else f" [dim]\\[default: {default}][/dim]"
+    shown = "" if default in (None, False, "") else f" [dim]\\[default: {default}][/dim]"
     option = typer.Option(
         *(
             [f"{flag}/{flag.replace('--', '--no-', 1)}"] if kind is bool else []
@@ -136,8 +136,8 @@ def _train(
     *, config: Path | None, out: Path | None, resume: bool, seeds: str | None, jobs: int, **flags: Any
 ) -> None:
     given = {name: value for name, value in flags.items() if value is not None}
-    if "hidden" in given:
-        given["hidden"] = _widths(given["hidden"])
+    for name in {"hidden", "earlier_hidden"} & given.keys():
+        given[name] = _widths(given[name], name)
     table = training.read_table(config) if config else None
     options, model = training.read_config(config) if config and table is None else (None, None)
     if seeds is None and table is None:
@@ -218,8 +218,9 @@ def _folder(out: Path | None, resume: bool, stem: str) -> Path:
     return next(path for n in range(1, 10_000) if not (path := Path("runs") / f"{stem}-{n}").exists())
 
 
-def _widths(text: str) -> list[int]:
+def _widths(text: str, name: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise ConfigError(f"--hidden is one or more widths, as in 1024 or 512,512; got {text!r}") from None
+        flag = "--" + name.replace("_", "-")
+        raise ConfigError(f"{flag} is one or more widths, as in 1024 or 512,512; got {text!r}") from None

@@ -1,7 +1,7 @@
 """The rows of the question of depth, as data: which flows are compared, and how each is trained.
 
 Two settings. On the paper's fixed base, flows in orderings of depth 1, 2, 4 and 8 are compared at equal weights: about
-12.9 million, so that at depth L hidden layers have 1 / L of the width. On a learned base, couplings of depth 2 to 16, which
+12.9 million, 8,192 hidden units in all, whichever layers they are in. On a learned base, couplings of depth 2 to 16, which
 sample in as many passes, must build the model from layers that leave most of the pixels alone.
 """
 
@@ -81,6 +81,8 @@ class DepthRow:
 
 _WIDTHS = {1: 8192, 2: 4096, 4: 2048, 8: 1024}
 """Of the hidden layers, by depth: together always the same number of weights."""
+_WRITER = 1024
+"""Of a layer that only writes a code, which leaves more to the one that reads it."""
 
 _ORDERED: Recipe = {
     "batch_size": 256,
@@ -131,16 +133,24 @@ def _code(depth: int, **of_row: Any) -> DepthRow:
     )
 
 
-def _coded(depth: int, **changes: Any) -> Recipe:
-    order = ",".join(["outward"] * (depth - 1) + ["inward"])
-    given = {"order": order, "start": "code", "freeze": depth - 1, "estimator": "marginal:samples=1"}
+def _written(depth: int, **changes: Any) -> Recipe:
+    """Layers that write outward, and a last one that reads inward."""
+    given = {
+        "order": ",".join(["outward"] * (depth - 1) + ["inward"]),
+        "earlier_hidden": [_WRITER],
+        "hidden": [_WIDTHS[1] - (depth - 1) * _WRITER],
+    }
     return _ordered(depth, **given | changes)
+
+
+def _coded(depth: int, **changes: Any) -> Recipe:
+    given = {"start": "code", "freeze": depth - 1, "estimator": "marginal:samples=1"}
+    return _written(depth, **given | changes)
 
 
 def _joint(depth: int, **of_row: Any) -> DepthRow:
     """Once the last layer can read a code, the gradient of the layers that write it improves it."""
-    order = ",".join(["outward"] * (depth - 1) + ["inward"])
-    training = _ordered(depth, order=order, estimator=_BOUND, epochs=30, lr=5e-4)
+    training = _written(depth, estimator=_BOUND, epochs=30, lr=5e-4)
     return DepthRow(
         f"ar-{depth}-joint",
         f"depth {depth}: the code and its reader, then trained jointly by a multi-sample bound",
@@ -148,6 +158,21 @@ def _joint(depth: int, **of_row: Any) -> DepthRow:
         "joint",
         training,
         start=f"ar-{depth}-code",
+        **of_row,
+    )
+
+
+def _plainly_read(depth: int, **of_row: Any) -> DepthRow:
+    """The last answer to depth 1 and its plain likelihood: the code as joint training left it, and a reader trained so."""
+    training = _written(depth, freeze=depth - 1, estimator="marginal:samples=1", **_PLAIN)
+    return DepthRow(
+        f"ar-{depth}-plain",
+        f"depth {depth}: the code after joint training, its reader trained by plain likelihood, read on the fixed base",
+        "autoregressive",
+        "code, plain",
+        training,
+        read="fixed",
+        start=f"ar-{depth}-joint",
         **of_row,
     )
 
@@ -207,6 +232,15 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
         **_PLAIN,
     ),
     _one(
+        "plain-long",
+        "depth 1: plain likelihood, five times as long, read on the fixed base",
+        seeds=3,
+        read="fixed",
+        epochs=300,
+        milliseconds=0.75,
+        **_PLAIN,
+    ),
+    _one(
         "long",
         "depth 1: exact marginal likelihood, three times as long",
         seeds=3,
@@ -229,11 +263,11 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
         "depth 2: a layer that writes a code and one that reads it, with two hidden layers each",
         "autoregressive",
         "code-two",
-        _coded(2, hidden=[1872, 1872]),
-        seeds=3,
-        milliseconds=1.0,
+        _coded(2, hidden=[1872, 1872], earlier_hidden=[]),
+        milliseconds=0.4,
     ),
     _joint(2, seeds=3, milliseconds=1.8),
+    _plainly_read(2, seeds=3, milliseconds=0.8),
     _joint(4, milliseconds=0.9),
     _joint(8, milliseconds=1.4),
     DepthRow(
@@ -426,8 +460,8 @@ def chosen_depths(names: str | None) -> tuple[DepthRow, ...]:
 
     A name with a star stands for all rows that fit it.
 
-    >>> [row.id for row in chosen_depths("ar-2-joint")]
-    ['ar-2-code', 'ar-2-joint']
+    >>> [row.id for row in chosen_depths("ar-2-plain")]
+    ['ar-2-code', 'ar-2-joint', 'ar-2-plain']
     """
     if names is None:
         return DEPTH_ROWS

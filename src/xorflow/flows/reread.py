@@ -1,4 +1,4 @@
-"""A depth-1 model of binary data, read as a flow on another base."""
+"""A flow of binary data, read on another base."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from xorflow.flows.layer import Layer
 
 
 def read_on(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
-    r"""The flow on `base` that is nearest to a depth-1 flow of binary data; it shares that flow's network.
+    r"""The flow on `base` that is nearest to a flow of binary data; it shares that flow's networks.
 
-    At depth 1 a feature is one with probability :math:`P_d = \beta_d + (1 - 2 \beta_d) f_d` given what is before it, and on
-    another base, of probabilities b, the same :math:`P_d` needs
+    The last layer's state is one in feature d with probability :math:`P_d = \beta_d + (1 - 2 \beta_d) f_d` given what is
+    before it, and on another base, of probabilities b, the same :math:`P_d` needs
 
     .. math:: f_d = \mathrm{clip}\big((P_d - b_d) / (1 - 2 b_d),\, 0,\, 1\big).
 
     Where nothing is clipped both are the same distribution. Where :math:`P_d` lies outside of what the base can reach,
     the flow takes the nearest value, which is the best choice for data that follow P. So a model trained as a plain
-    likelihood, on a base that is certain, becomes a flow on the paper's base, of exact likelihood.
+    likelihood, on a base that is certain, becomes a flow on the paper's base: at depth 1 of exact likelihood, deeper with the
+    same layers before the last.
 
     Args:
-        flow: of one layer that does not see its own u, on binary data.
+        flow: on binary data, without posteriors, whose last layer does not see its own u.
         base: for the same features, with no probability of one half.
 
     >>> from xorflow import MADE
@@ -37,10 +38,9 @@ def read_on(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
     >>> round(float(read_on(sure, FactorisedBase(3)).base.floor()), 4)  # no likelihood on the new base is above 0.9^3
     0.3161
     """
-    if flow.depth != 1 or not flow.states.binary or not flow.last_layer_summable:
+    if not flow.states.binary or not flow.last_layer_summable or flow.has_posterior:
         raise ModelError(
-            "only a flow of one layer on binary data that does not see its own u is read on another base; this has "
-            f"depth {flow.depth}"
+            "only a flow on binary data, without posteriors, whose last layer does not see its own u is read on another base"
         )
     if base.states != flow.states:
         raise ModelError("a flow is read on a base for the same features and categories, and this one is not")
@@ -48,8 +48,9 @@ def read_on(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
         raise ModelError(
             "on a base with a probability of one half no flip changes anything; choose another base"
         )
-    layer = flow.layers[0]
-    return LatentFlow([Layer(_Reread(layer.conditioner, flow.base, base), layer.transform)], base)
+    *earlier, last = flow.layers
+    read = Layer(_Reread(last.conditioner, flow.base, base), last.transform)
+    return LatentFlow([*earlier, read], base)
 
 
 class _Reread(Conditioner):

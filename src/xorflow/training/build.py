@@ -179,8 +179,8 @@ def _conditioner(
     shared, shape = _shared(dataset, transform), _image_shape(dataset)
     if options.conditioner == "made":
         known = resolve_order(order, dataset.features, shape) if order in OF_IMAGES else order
-        sees = _sees(options, index)
-        return MADE(dataset.features, options.hidden, order=known, sees=sees, direct=options.direct, **shared)
+        hidden, sees = _hidden(options, index), _sees(options, index)
+        return MADE(dataset.features, hidden, order=known, sees=sees, direct=options.direct, **shared)
     if options.conditioner in ("transformer", "recurrent"):
         return _sequence_conditioner(options, dataset, order, shared | {"sees": _sees(options, index)})
     if options.variant == "chain" or options.own:
@@ -192,7 +192,13 @@ def _conditioner(
             f"a {options.mask} mask needs data with a two-dimensional shape; choose --mask halves or random"
         )
     mask, flip = layer_mask(options.mask, index)
-    return Coupling(dataset.features, options.hidden, mask=mask, shape=shape, flip=flip, **shared)
+    return Coupling(dataset.features, _hidden(options, index), mask=mask, shape=shape, flip=flip, **shared)
+
+
+def _hidden(options: Options, index: int) -> tuple[int, ...]:
+    """The widths of a layer's network."""
+    is_last = index + 1 == options.layers
+    return options.hidden if is_last or not options.earlier_hidden else options.earlier_hidden
 
 
 def layer_mask(mask: str, index: int) -> tuple[str, bool]:
@@ -252,10 +258,10 @@ def _posterior(
     if options.posterior == "diagonal":
         return Diagonal(dataset.features, sees=(["x", *before])[-1], **shared)
     if options.posterior in ("mlp", "linear"):
-        hidden = options.hidden if options.posterior == "mlp" else ()
+        hidden = _hidden(options, index) if options.posterior == "mlp" else ()
         return MLP(dataset.features, hidden, sees=["x", *before], **shared)
     sees = dict.fromkeys(["x", *before], "up to")
-    return MADE(dataset.features, options.hidden, order=order, sees=sees, **shared)
+    return MADE(dataset.features, _hidden(options, index), order=order, sees=sees, **shared)
 
 
 def layer_orders(order: str, layers: int) -> list[str]:

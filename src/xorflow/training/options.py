@@ -31,6 +31,7 @@ class Options:
         layers: the depth L.
         conditioner: `made`, `coupling`, `transformer` or `recurrent`.
         hidden: widths of the hidden layers of a MADE or a coupling.
+        earlier_hidden: those of the flow's layers before the last, if they are others.
         width: of the vectors of a transformer, by default 256, or a recurrent network, by default 512.
         blocks: of a transformer, by default 8, or layers of a recurrent network, by default 1.
         heads: of a transformer's attention.
@@ -52,7 +53,7 @@ class Options:
         p0: the base's probability of category 0, the first one if learned; by default 0.9, learned 0.998.
         start: `data` begins with the output biases at the data's frequencies, `random` as the networks come, `code` with layers
             that write a code of the data into features that hardly vary; or RUN, the folder of a finished run, whose layers
-            become the last ones, the others near the identity.
+            become the last ones, the others near the identity, and whose base is taken over unless p0 is given.
         freeze: how many layers, from the first, keep the weights that they start with.
         estimator: its name, with options as in `marginal:samples=8`.
         epochs: passes over the training data.
@@ -85,6 +86,7 @@ class Options:
     layers: int | None = 1
     conditioner: str = "made"
     hidden: tuple[int, ...] = (1024,)
+    earlier_hidden: tuple[int, ...] = ()
     width: int | None = None
     blocks: int | None = None
     heads: int = 8
@@ -144,8 +146,14 @@ class Options:
             raise ConfigError(f"p0 is a probability strictly between 0 and 1; got {self.p0}")
         if not 0 < self.lr < math.inf:
             raise ConfigError(f"lr is a number greater than 0; got {self.lr}")
-        if any(not 1 <= width < 2**63 for width in self.hidden):
-            raise ConfigError(f"hidden widths are at least 1 and below 2^63; got {list(self.hidden)}")
+        for name in ("hidden", "earlier_hidden"):
+            widths = getattr(self, name)
+            if any(not 1 <= width < 2**63 for width in widths):
+                raise ConfigError(f"{name} widths are at least 1 and below 2^63; got {list(widths)}")
+        if self.earlier_hidden and (self.layers == 1 or self.conditioner not in ("made", "coupling")):
+            raise ConfigError(
+                "earlier_hidden is of MADEs or couplings before the last layer, and there are none; leave --earlier-hidden out"
+            )
         if self.start not in STARTS and "/" not in self.start and "\\" not in self.start:
             raise ConfigError(
                 f"start is one of {', '.join(STARTS)}, or the folder of a run, written with a slash, as in ./runs/demo; "
@@ -160,7 +168,8 @@ class Options:
 
     def to_json(self) -> dict[str, Any]:
         """As `config.json` holds them."""
-        return dataclasses.asdict(self) | {"hidden": list(self.hidden)}
+        widths = {"hidden": list(self.hidden), "earlier_hidden": list(self.earlier_hidden)}
+        return dataclasses.asdict(self) | widths
 
     def alike(self) -> Options:
         """All but the seed and the run that each starts from: what runs have in common that can be trained as one."""
@@ -173,7 +182,19 @@ class Options:
 
 OF_DATA = ("data", "validation", "test", "data_seed", "label")
 OF_A_MODEL = (
-    *("recipe", "layers", "conditioner", "hidden", "width", "blocks", "heads", "cell", "dropout", "reach"),
+    *(
+        "recipe",
+        "layers",
+        "conditioner",
+        "hidden",
+        "earlier_hidden",
+        "width",
+        "blocks",
+        "heads",
+        "cell",
+        "dropout",
+        "reach",
+    ),
     *("order", "mixture", "shared", "mask", "direct"),
     *("variant", "own", "posterior", "transform", "base", "p0"),
 )

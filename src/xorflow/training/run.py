@@ -240,7 +240,8 @@ def _started_flow(options: Options, dataset: Dataset, model: dict | None) -> Tra
         run = Path(options.start)
         if not run.is_dir():
             raise ConfigError(f"--start names the folder of a finished run, and there is no folder {run}")
-        start_from_flow(_single(flow, "--start RUN"), open_run(run).latent, f"the run in {run}")
+        before, words = open_run(run).latent, f"the run in {run}"
+        start_from_flow(_single(flow, "--start RUN"), before, words, keep_base=options.p0 is not None)
     return flow
 
 

@@ -15,13 +15,14 @@ enough to learn from, and too little to spoil what was learned."""
 
 
 @torch.no_grad()
-def start_from_flow(flow: LatentFlow, before: LatentFlow, what: str) -> None:
+def start_from_flow(flow: LatentFlow, before: LatentFlow, what: str, *, keep_base: bool = False) -> None:
     """Begin with a trained flow: its layers become the last ones, its base the base; the others are near the identity.
 
     Args:
         flow: what is to be trained; it has as many layers or more.
         before: the trained flow.
         what: its name in errors.
+        keep_base: begin with the layers alone.
     """
     offset = flow.depth - before.depth
     if offset < 0:
@@ -30,7 +31,8 @@ def start_from_flow(flow: LatentFlow, before: LatentFlow, what: str) -> None:
         )
     for number, layer in enumerate(before.layers, 1):
         _take_over(flow.layers[offset + number - 1], layer, f"layer {number} of {what}")
-    _take_over(flow.base, before.base, f"the base of {what}")
+    if not keep_base:
+        _take_over(flow.base, before.base, f"the base of {what}")
     for layer in flow.layers[:offset]:
         layer.conditioner.start_at(near_identity(layer, _NEARLY_IDENTITY))
 
