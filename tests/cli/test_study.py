@@ -82,7 +82,8 @@ def test_straight_through_at_depth_1_is_the_exact_gradient(smoke: Path) -> None:
 def test_the_files_are_there_and_a_second_time_nothing_is_done(smoke: Path, xorflow: Command) -> None:
     out = smoke / "out"
     assert {path.name for path in out.iterdir()} == {
-        "plan.json", "parts", "table.json", "table.md", "variance_cost.png", "bias_variance.png", "variance_pixels.png"
+        "plan.json", "parts", "table.json", "table.md", "variance_cost.png", "bias_variance.png", "variance_pixels.png",
+        "variance_cost_posteriors.png", "bias_variance_posteriors.png",
     }  # fmt: skip
     before = {path: path.stat().st_mtime_ns for path in (out / "parts").iterdir()}
     said = xorflow(*SMOKE, "--out", out, "--work", smoke / "elsewhere")
