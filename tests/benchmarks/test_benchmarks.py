@@ -178,7 +178,7 @@ def test_names_are_those_of_the_committed_results(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     names = {bench.run.default_name(torch.device(kind)) for kind in ("cpu", "cuda")}
-    assert names == {path.stem for path in RESULTS.glob("*.json")}
+    assert names <= {path.stem for path in RESULTS.glob("*.json")}  # others may have been measured here
 
 
 def test_ids_are_told_apart(bench: SimpleNamespace) -> None:

@@ -52,10 +52,29 @@ def expectation(estimator: ProposalPrefix, flow: LatentFlow) -> Tensor:
     return gradient(total, trainable(flow))
 
 
+@pytest.mark.parametrize("sum_last", [False, True])
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_unbiased_for_every_mixture(name, mix):
-    assert gap(expectation(ProposalPrefix(mix), zoo.make(name)), bound_gradient(name)) < EXACT
+def test_it_is_unbiased_for_every_mixture(name, mix, sum_last):
+    assert gap(expectation(ProposalPrefix(mix, sum_last), zoo.make(name)), bound_gradient(name)) < EXACT
+
+
+@pytest.mark.parametrize("name", ["D4 own", "D3 depth 2 reversed", "K 3, 1, 2 own"])
+def test_summed_out_it_is_the_mean_over_the_last_choices(name):
+    """So that its variance is smaller: what is left is the prefix."""
+    flow = zoo.make(name)
+    row = rows(flow)[0][0]
+    draws, probability = pairs(flow, row, 0.3)
+    each = [per_draw(ProposalPrefix(0.3, sum_last), flow, row, draws) for sum_last in (False, True)]
+    prefixes = len(all_choices(flow))
+    of_prefix = probability.reshape(prefixes, -1)
+    drawn, summed = (values.reshape(prefixes, -1) for values in each)
+    weights = torch.linspace(-1, 2, prefixes, dtype=torch.float64)
+    slopes = [
+        gradient((weights * (of_prefix * found).sum(-1)).sum(), trainable(flow)) for found in (drawn, summed)
+    ]
+    torch.testing.assert_close(*slopes, rtol=0, atol=1e-11)
+    assert (summed - summed[:, :1]).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", ["D4 own", "K 3, 1, 2 own", "D3 own, posterior"])
@@ -112,7 +131,7 @@ def test_prefixes_drawn_from_uniforms_have_the_law_of_the_proposal(name, mix):
         COUNT, flow.features, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
     layer = flow.layers[0]
-    v = estimator._draw_prefix(layer, point, uniforms, context, flow.dtype)
+    v, _, _ = estimator._prefix(layer, point, uniforms, context, flow.dtype)
     drawn = layer.transform.choices.decode(v)
     every, expected = all_choices(flow)[:, 0], proposal(flow, row, mix)
     frequency = torch.stack([(drawn == one).all(-1).double().mean() for one in every])
@@ -129,7 +148,7 @@ def test_without_mixing_prefixes_are_the_generators_own_draws(name):
     uniforms = torch.rand(
         len(x), 1, flow.features, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
-    v = ProposalPrefix()._draw_prefix(flow.layers[0], flow.start(x), uniforms[:, 0], context, flow.dtype)
+    v, _, _ = ProposalPrefix()._prefix(flow.layers[0], flow.start(x), uniforms[:, 0], context, flow.dtype)
     expected = flow.run(x, draws=uniforms, context=context).us[0]
     assert torch.equal(v, expected)
 

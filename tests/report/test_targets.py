@@ -17,8 +17,6 @@ PAPER = {row.id: row for row in PAPER_TABLE}
 CURED = [row.id for row in ROWS if row.recipe("cured") is not None]
 POSTERIOR = [row.id for row in ROWS if row.family == "full posterior"]
 
-pytestmark = pytest.mark.skipif(not TABLE.exists(), reason="the full budget has not been run")
-
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, dict[str, Any]]:
@@ -41,6 +39,15 @@ def test_as_the_paper_describes_it_the_nll_is_at_or_below_the_papers(
 ) -> None:
     assert rows[name]["paper"] == {"nll": PAPER[name].nll, "greedy": PAPER[name].greedy}
     assert rows[name]["ours"]["nll"] <= PAPER[name].nll
+
+
+@pytest.mark.parametrize("name", [name for name, row in PAPER.items() if row.greedy is not None])
+def test_a_row_above_the_papers_greedy_figure_has_three_attempts(
+    rows: dict[str, dict[str, Any]], name: str
+) -> None:
+    greedy = PAPER[name].greedy
+    assert greedy is not None
+    assert rows[name]["ours"]["greedy"] <= greedy or len(rows[name]["attempts"]) >= 3
 
 
 @pytest.mark.parametrize("name", PAPER)

@@ -43,7 +43,7 @@ def reproduce(
     ] = None,
     budget: Annotated[
         str,
-        typer.Option(help=f"{_BUDGET_NAMES}: seconds, ten minutes on two cores, half an hour on an H200."),
+        typer.Option(help=f"{_BUDGET_NAMES}: seconds, ten minutes on two cores, about an hour on an H200."),
     ] = "full",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     jobs: Annotated[int, typer.Option(help="How many runs at once.")] = 1,

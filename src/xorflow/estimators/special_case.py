@@ -55,7 +55,8 @@ class SpecialCase(Estimator):
     Standardisation by one number rescales the gradient; by feature it is the gradient of :math:`\sum_d E[r_d] / \sigma_d`:
     biased. A learned base gets the gradient of the rewards, unbiased.
 
-    Cost: L passes; twice that with a critic or two samples. Hesselink and Aziz (2020), section 5, appendix C.
+    Cost: L passes, more in layers that see their own u, where drawing takes several; a critic doubles them, and so do two
+    samples. Hesselink and Aziz (2020), section 5, appendix C.
 
     Args:
         rewards: which rewards weigh the score of a choice.

@@ -44,8 +44,10 @@ _ANY_DEPTH: tuple[str, ...] = (
     "reinmax",
     "st-gumbel",
     "concrete",
+    "proposal-prefix",
+    "proposal-prefix:sum_last=true",
 )
-_ONE_LAYER: tuple[str, ...] = ("analytic", "proposal-prefix")
+_ONE_LAYER: tuple[str, ...] = ("analytic",)
 _SEVERAL_LAYERS: tuple[str, ...] = (
     "special-case:rewards=impatient",
     "special-case:sum_last=true",
@@ -54,6 +56,7 @@ _SEVERAL_LAYERS: tuple[str, ...] = (
     "arms:samples=4,sum_last=true",
     "double-cv:samples=2,sum_last=true",
     "rebar:sum_last=true",
+    "relax:sum_last=true",
 )
 _POSTERIOR: tuple[str, ...] = (
     "full-posterior:baseline=none",
@@ -67,7 +70,10 @@ _POSTERIOR: tuple[str, ...] = (
     "multi-sample:samples=2,proposal=q",
     "multi-sample:samples=4,proposal=q",
 )
-_POSTERIOR_OF_SEVERAL: tuple[str, ...] = ("full-posterior:rewards=impatient",)
+_POSTERIOR_OF_SEVERAL: tuple[str, ...] = (
+    "full-posterior:rewards=impatient",
+    "multi-sample:samples=4,proposal=q,sum_last=true",
+)
 _THREE_LAYERS: tuple[str, ...] = ("disarm:sum_last=true,common=true",)
 _POSTERIOR_OF_THREE: tuple[str, ...] = ("full-posterior:local=true",)
 """With fewer layers these are the same as without their last option."""

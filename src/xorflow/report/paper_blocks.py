@@ -102,9 +102,19 @@ def _attempts(table: dict[str, Any], results: Path) -> list[str]:
         if run["row"] in short
     ]
     return [
-        "These attempts on validation data, one seed each, beside the row's own recipe:",
+        "These attempts on validation data, one seed each; the first is the row's recipe but for the epochs. The row's own "
+        f"figures on validation data are {_selected(table, short)}.",
         "\n".join(lines),
     ]
+
+
+def _selected(table: dict[str, Any], names: list[str]) -> str:
+    """What rows reached on validation data, in the run by which their seed was chosen."""
+    rows = [row for row in table["rows"] if row["id"] in names]
+    return ", ".join(
+        f"{row['ours']['validations'][-1][1]:.1f} after {row['ours']['validations'][-1][0]} epochs ({row['id']})"
+        for row in rows
+    )
 
 
 def details_block(results: Path) -> str:
@@ -132,7 +142,8 @@ def _retrained(results: Path) -> str:
         return ""
     lines = [
         "The table's runs were trained as groups of three seeds, several groups at once. These were made again, one by one, "
-        "from the same seeds and recipes; the rest of the difference is rounding, which grows along a run.",
+        "from the same seeds and recipes, with a later state of the code. A group rounds otherwise than a run alone, and "
+        "roundings grow along a run.",
         "",
         "| run | NLL alone | in the table | greedy alone | in the table |",
         "|---|---:|---:|---:|---:|",
@@ -181,7 +192,12 @@ def _tuning(results: Path) -> str:
             f"{found['greedy']:.1f}",
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join([*lines, "", "\\* a bound, by 8 samples with the last layer summed out."])
+    notes = (
+        "NLL is of the latent reading, in straight-through rows too; \\* a bound, by 8 samples with the last layer summed out. "
+        "The weights are those of the epoch that was best by it, so that greedy figures are above those of rows that are "
+        "selected by the greedy likelihood: they compare with each other."
+    )
+    return "\n".join([*lines, "", notes])
 
 
 def _cost(table: dict[str, Any]) -> str:

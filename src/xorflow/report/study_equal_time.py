@@ -85,14 +85,17 @@ def equal_time_findings(rows: Sequence[Row]) -> list[str]:
 
 def _of_kind(best: Sequence[Row], rows: Sequence[Row], words: str) -> str:
     below = [row for row in best if row["variance_at_equal_cost"] < 1]
-    told = sum(is_told(row, _reference(row, rows)) for row in below)
+    sure = {_gradient(row) for row in rows if _is_comparable(row) and is_told(row, _reference(row, rows))}
+    told = sum(
+        _gradient(row) in sure for row in best
+    )  # by any of them: the best may be the one that is least sure
     lost = [
         f"{row['variance_at_equal_cost']:.2g} times as much in {_name(_gradient(row))}"
         for row in best
         if row not in below
     ]
     rest = f" (but {', '.join(lost)})" if lost else ""
-    return f"in {len(below)} of {len(best)} gradients of {words}, in {told} of them by more than three standard errors{rest}"
+    return f"in {len(below)} of {len(best)} gradients of {words}, in {told} of them one or more by three standard errors{rest}"
 
 
 # ---- tables ----
