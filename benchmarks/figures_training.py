@@ -197,13 +197,13 @@ def hundred_epochs(setup: Setup) -> list[Figure]:
 
     eager = alternate({"plain": _repeated(step, 50)}, device, rounds=5)["plain"] / 50
     with tempfile.TemporaryDirectory() as folder:
-        options = Options(epochs=100, batch_size=256, device=str(device), checkpoint_seconds=1)
+        options = Options(epochs=100, batch_size=256, device=str(device), checkpoint_seconds=0.5)
         watch = _SavedSteps(Path(folder) / "run")
         spent = seconds(lambda: train_run(options, watch.run, watch), device)
     assert watch.saved, "a run without checkpoints"
     steps = 100 * (50_000 // 256)
     note = (
-        f"loading, capture, validations, {len(watch.saved)} checkpoints and final evaluation included; the reference is "
+        f"loading, capture, validations, checkpoints (at least {len(watch.saved)}) and final evaluation included; the reference is "
         f"{steps:,} times the median step of the plain loop, and nothing else"
     )
     return [within("hundred-epochs", spent, PLAIN, steps * eager, at_most=10, note=note)]

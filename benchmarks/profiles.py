@@ -63,12 +63,13 @@ _PHASES: dict[str, tuple[object, str]] = {
 def _whole_runs(device: torch.device, count: int, epochs: int) -> str:
     """The host's time for whole runs as one, phase by phase, as `run_jobs` makes them."""
     options = Options(epochs=epochs, batch_size=256, device=str(device), validate_every=10)
-    dataset = build_data(options).to(device)
     spent = dict.fromkeys(_PHASES, 0.0)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as watched:
         for words, (owner, name) in _PHASES.items():
             watched.enter_context(_timed(owner, name, functools.partial(_add, spent, words)))
         began = time.perf_counter()
+        dataset = build_data(options).to(device)
+        loaded = time.perf_counter()
         trainers = [
             begin_run(options.replace(seed=seed), Path(folder) / str(seed), dataset=dataset)
             for seed in range(count)
@@ -80,7 +81,7 @@ def _whole_runs(device: torch.device, count: int, epochs: int) -> str:
             finish_run(trainer)
         ended = time.perf_counter()
     assert not any(errors), errors
-    phases = {"making flows, folders and trainers": made - began, **spent}
+    phases = {"loading data": loaded - began, "making flows, folders and trainers": made - loaded, **spent}
     phases["final evaluation, weights and results"] = ended - trained
     lines = [f"== {count} whole runs as one, {epochs} epochs: {ended - began:.2f} s =="]
     return "\n".join([*lines, *(f"{seconds:8.3f} s  {words}" for words, seconds in phases.items())])

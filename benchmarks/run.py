@@ -6,6 +6,8 @@ Every figure is a ratio to a reference timed in the same run; NAME.profile.txt s
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -79,13 +81,19 @@ def write(folder: Path, name: str, setup: Setup, measured: list[dict[str, Any]])
         print(f"  {curve['id']}: cost ~ {power} for {low} to {high}", flush=True)
     result = {
         "machine": machine(setup.device),
-        "versions": versions(),
+        "versions": versions() | _references(),
         "figures": measured,
         "scaling": curves,
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
     write_profile(folder / f"{name}.profile.txt", setup.flow, setup.device)
+
+
+def _references() -> dict[str, str]:
+    """The versions of what is measured beside us, or used on a GPU alone, if it is there."""
+    found = {name: importlib.util.find_spec(name) is not None for name in ("zuko", "triton")}
+    return {name: importlib.metadata.version(name) for name, there in found.items() if there}
 
 
 def default_name(device: torch.device) -> str:

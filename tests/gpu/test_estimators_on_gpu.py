@@ -20,8 +20,11 @@ SMALL = {
 ESTIMATORS = [
     "leave-one-out:samples=3", "leave-one-out:samples=2,proposal=q,sum_last=true", "multi-sample:samples=3",
     "multi-sample:samples=2,proposal=q,sum_last=true", "disarm", "disarm:sum_last=true,common=true", "arms:samples=3",
-    "rebar", "rebar:sum_last=true", "relax", "double-cv:samples=2", "double-cv:samples=2,sum_last=true", "concrete",
-    "st-gumbel", "reinmax",
+    "rebar", "rebar:sum_last=true", "relax", "relax:sum_last=true", "double-cv:samples=2",
+    "double-cv:samples=2,sum_last=true", "concrete", "st-gumbel", "reinmax", "proposal-prefix",
+    "proposal-prefix:mix=0.1,sum_last=true", "special-case", "special-case:baseline=greedy", "special-case:standardise=one",
+    "special-case:rewards=impatient,baseline=none,standardise=feature", "full-posterior", "full-posterior:baseline=greedy",
+    "full-posterior:sum_last=true",
 ]  # fmt: skip
 
 
@@ -37,7 +40,7 @@ def _trainer(estimator: str, layers: int, seed: int = 0) -> Trainer:
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("estimator", [*ESTIMATORS, "analytic", "local-expectation"])
 def test_captured_steps_are_the_eager_ones(estimator: str, layers: int) -> None:
-    deep_only = "sum_last" in estimator and estimator.startswith(("rebar", "double-cv"))
+    deep_only = "sum_last" in estimator and estimator.startswith(("rebar", "relax", "double-cv"))
     if (layers == 1 and deep_only) or (layers == 2 and estimator in ("analytic", "local-expectation")):
         return  # refused
     weights = []
@@ -51,7 +54,11 @@ def test_captured_steps_are_the_eager_ones(estimator: str, layers: int) -> None:
         while made < 9:
             made += engine.advance(made, made, 9 - made)
         weights.append(
-            [*(p.detach().clone() for p in trainer.step_module.parameters()), trainer._bound_sum.clone()]
+            [
+                *(p.detach().clone() for p in trainer.step_module.parameters()),
+                *(b.detach().clone() for b in trainer.step_module.buffers()),  # what baselines remember
+                trainer._bound_sum.clone(),
+            ]
         )
     for plain, captured in zip(*weights, strict=True):
         assert bool(plain.isfinite().all())

@@ -37,7 +37,7 @@ def test_every_estimator_is_captured_and_unbiased_if_it_says_so(layers: int) -> 
             assert row["step"] == "captured", text
             assert row["milliseconds"] > 0
             if row["claim"] == "unbiased" and row["bias"] is not None:
-                assert abs(row["bias"]) <= 4 * row["bias_stderr"], row
+                assert abs(row["bias"]) <= 4 * row["bias_noise"], row
 
 
 @pytest.mark.parametrize("text", ["special-case", "disarm", "rebar"])

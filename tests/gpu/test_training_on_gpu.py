@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import xorflow as xf
+from xorflow.errors import TrainingError
 from xorflow.estimators import Loss, Marginal
 from xorflow.flows import LatentFlow
 from xorflow.training import Interrupted, Job, Options, Trainer, resume_run, run_jobs, train_run
@@ -29,6 +30,7 @@ KINDS = {
     "straight-through, depth 2": {"layers": 2, "order": "alternating", "estimator": "straight-through"},
     "marginal, depth 2": {"layers": 2, "order": "alternating", "estimator": "marginal:samples=2"},
     "coupling": {"layers": 2, "conditioner": "coupling", "estimator": "marginal:samples=2"},
+    "running mean": {"layers": 2, "order": "alternating", "estimator": "special-case:standardise=feature"},
 }
 
 
@@ -109,7 +111,7 @@ class _StopAfter:
             self.stop.set()
 
 
-@pytest.mark.parametrize("kind", ["average and clip", "marginal, depth 2"])
+@pytest.mark.parametrize("kind", ["average and clip", "marginal, depth 2", "running mean"])
 def test_an_interrupted_run_resumes_to_the_same_weights(kind: str, tmp_path: Path) -> None:
     options = Options().replace(**(SMALL | KINDS[kind]))
     train_run(options, tmp_path / "whole")
@@ -119,6 +121,15 @@ def test_an_interrupted_run_resumes_to_the_same_weights(kind: str, tmp_path: Pat
     resume_run(tmp_path / "parts", {})
     whole, parts = (load_tensors(tmp_path / name, "weights") for name in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_a_layer(tmp_path: Path) -> None:
+    wild = {"optimiser": "sgd", "lr": 1e30, "schedule": "constant"}
+    with pytest.raises(TrainingError) as error:
+        train_run(Options().replace(**(SMALL | wild)), tmp_path / "run")
+    assert "is not finite at step 24 (epoch 1)" in str(error.value)  # at the end of an epoch
+    assert ", in layer 1 (on cuda steps are not looked at one by one" in str(error.value)
+    assert not (tmp_path / "run/weights.safetensors").exists()
 
 
 def test_runs_at_once_are_the_runs_alone(tmp_path: Path) -> None:

@@ -172,11 +172,11 @@ def image_options(budget: StudyBudget, work: Path) -> Options:
 def _own(name: str, title: str, options: Options, folder: Path, budget: StudyBudget) -> Subject:
     small = name in _SMALL
     depth, middle = options.layers or 1, middle_epoch(options.epochs)
+    points = budget.points if not small else tuple(p for p in budget.points if p != "middle")
     words = (
         f"trained for {_epochs(options.epochs)} by {options.estimator}, on a fixed base, networks of {options.hidden[0]:,} "
-        f"hidden units; middle: after epoch {middle}"
+        f"hidden units{f'; middle: after epoch {middle}' if 'middle' in points else ''}"
     )
-    points = budget.points if not small else tuple(p for p in budget.points if p != "middle")
 
     @functools.cache
     def dataset() -> Dataset:

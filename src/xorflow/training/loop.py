@@ -289,6 +289,8 @@ class Trainer:
             where = f"; the first gradient that is not finite is that of {_with_layer(culprit)}"
         elif (culprit := _first_not_finite(weights.items())) is not None:  # gradients are gone by then
             where = f"; the first weight that is not finite is that of {_with_layer(culprit)}"
+        if self.machinery.check is None:  # many steps may lie between what went wrong and this
+            where += f" (on {self.device.type} steps are not looked at one by one, and others may have been before it)"
         saved = self.run_folder is not None and (self.run_folder / "checkpoints" / "latest.json").exists()
         kept = f"; the last good checkpoint is kept in {self.run_folder}" if saved else ""
         raise TrainingError(
