@@ -194,8 +194,8 @@ def _tuning(results: Path) -> str:
         lines.append(f"| {' | '.join(map(str, cells))} |")
     notes = (
         "NLL is of the latent reading, in straight-through rows too; \\* a bound, by 8 samples with the last layer summed out. "
-        "The weights are those of the epoch that was best by it, so that greedy figures are above those of rows that are "
-        "selected by the greedy likelihood: they compare with each other."
+        "These runs are of an earlier state of the code than the rows, with which runs at a constant rate ended some nats "
+        "higher: they compare with each other, and not with the table."
     )
     return "\n".join([*lines, "", notes])
 
