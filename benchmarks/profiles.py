@@ -19,8 +19,7 @@ from models import bare_steps, mnist_test, mnist_trainer, stacked_trainers
 from timing import seconds, synchronise
 from xorflow import evaluate
 from xorflow.flows import SampleNoise
-from xorflow.training import Options, Trainer, build_data, lockstep
-from xorflow.training.run import begin_run, finish_run
+from xorflow.training import Job, Options, Trainer, jobs, lockstep, run_jobs
 
 _ROWS = 20
 
@@ -47,44 +46,37 @@ def write_profile(path: Path, flow: xf.LatentFlow, device: torch.device) -> None
     kind = torch.cuda.get_device_name(device) if on_cuda else f"CPU, {torch.get_num_threads()} threads"
     title = f"Where the time goes on {kind}: depth 1, width 1024, torch {torch.__version__}"
     sections = [_section(name, act, device) for name, act in parts.items()]
-    whole = [_whole_runs(device, 8, epochs=100)] if on_cuda else []
+    whole = [whole_runs(device, 8, epochs=100)] if on_cuda else []
     path.write_text("\n\n".join([title, *sections, *whole]) + "\n")
 
 
 _PHASES: dict[str, tuple[object, str]] = {
+    "looking at all jobs first": (jobs._Crew, "check"),
+    "loading data": (jobs, "build_data"),
+    "making flows, folders and trainers": (jobs, "begin_run"),
     "stacking them, and one gradient to see whether that works": (lockstep, "Ensemble"),
     "capturing the steps": (lockstep, "choose_engine"),
     "launching steps, and the rows of the next epoch": (lockstep.Lockstep, "train_epoch"),
     "the end of epochs: waiting for the last steps, records, validation": (Trainer, "end_epoch"),
     "of that, validation": (Trainer, "_validate"),
+    "final evaluation, weights and results": (jobs, "finish_run"),
 }
 
 
-def _whole_runs(device: torch.device, count: int, epochs: int) -> str:
-    """The host's time for whole runs as one, phase by phase, as `run_jobs` makes them."""
+def whole_runs(device: torch.device, count: int, epochs: int) -> str:
+    """The host's time for whole runs as one, phase by phase: what `eight-runs` measures."""
     options = Options(epochs=epochs, batch_size=256, device=str(device), validate_every=10)
     spent = dict.fromkeys(_PHASES, 0.0)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as watched:
         for words, (owner, name) in _PHASES.items():
             watched.enter_context(_timed(owner, name, functools.partial(_add, spent, words)))
+        made = [Job(options.replace(seed=seed), Path(folder) / str(seed)) for seed in range(count)]
         began = time.perf_counter()
-        dataset = build_data(options).to(device)
-        loaded = time.perf_counter()
-        trainers = [
-            begin_run(options.replace(seed=seed), Path(folder) / str(seed), dataset=dataset)
-            for seed in range(count)
-        ]
-        made = time.perf_counter()
-        errors = lockstep.train_together(trainers)
-        trained = time.perf_counter()
-        for trainer in trainers:
-            finish_run(trainer)
-        ended = time.perf_counter()
-    assert not any(errors), errors
-    phases = {"loading data": loaded - began, "making flows, folders and trainers": made - loaded, **spent}
-    phases["final evaluation, weights and results"] = ended - trained
-    lines = [f"== {count} whole runs as one, {epochs} epochs: {ended - began:.2f} s =="]
-    return "\n".join([*lines, *(f"{seconds:8.3f} s  {words}" for words, seconds in phases.items())])
+        outcomes = run_jobs(made, count if device.type == "cuda" else 1)
+        whole = time.perf_counter() - began
+    assert all(outcome.error is None for outcome in outcomes), outcomes
+    lines = [f"== {count} whole runs as one, {epochs} epochs: {whole:.2f} s =="]
+    return "\n".join([*lines, *(f"{seconds:8.3f} s  {words}" for words, seconds in spent.items())])
 
 
 def _add(spent: dict[str, float], words: str, seconds: float) -> None:
