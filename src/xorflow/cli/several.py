@@ -22,7 +22,7 @@ from xorflow.cli.display import progress_of_runs
 from xorflow.cli.reading import write_samples
 from xorflow.errors import ConfigError
 from xorflow.training import Interrupted, Job, Options, Outcome
-from xorflow.training.run import holds_several, require_free
+from xorflow.training.folder import holds_several, require_free
 from xorflow.training.storage import write_json
 
 _MOST_SEEDS = 10_000

@@ -18,9 +18,9 @@ from xorflow.errors import CheckpointError, ConfigError
 from xorflow.experiments.budgets import Budget, Phase
 from xorflow.experiments.rows import REFERENCES, ROWS, VARIANTS, Recipe, Row, Variant, choices
 from xorflow.experiments.schema import damage_of_result, damage_of_run
+from xorflow.training.folder import read_result
 from xorflow.training.metrics import read_metrics
 from xorflow.training.options import HARMLESS, Options
-from xorflow.training.run import read_result
 from xorflow.training.storage import read_json, write_bytes
 
 RESULT_VERSION = 1

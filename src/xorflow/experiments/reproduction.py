@@ -37,9 +37,9 @@ from xorflow.experiments.rows import VARIANTS, Reference, Variant
 from xorflow.experiments.scores import draw_samples, reference, score
 from xorflow.training import Interrupted, Job, JobObserver, Options, Outcome, build_data, open_run, run_jobs
 from xorflow.training.devices import out_of_memory_as_error, own_stream, resolve_device
+from xorflow.training.folder import read_config_file
 from xorflow.training.options import HARMLESS, OF_DATA, options_of_config
 from xorflow.training.products import full_products
-from xorflow.training.run import read_config_file
 
 _NEARLY_ALL = 0.9
 """A best epoch before this part of training shortens the final run to it, where no schedule depends on the length."""

@@ -20,8 +20,14 @@ from xorflow.experiments.budgets import write_digits
 from xorflow.experiments.study_estimators import default_estimators
 from xorflow.flows import LatentFlow
 from xorflow.training import Observer, Options, Progress, build_data, build_flow, open_run
+from xorflow.training.folder import read_config_file
 from xorflow.training.options import HARMLESS, options_of_config
-from xorflow.training.run import begin_run, complete_run, read_config_file, reopen_run, untrained
+from xorflow.training.run import (
+    begin_run,
+    complete_run,
+    reopen_run,
+    untrained,
+)
 from xorflow.training.storage import load_tensors, save_tensors, write_bytes
 
 POINTS = ("start", "middle", "converged")

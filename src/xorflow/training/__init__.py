@@ -2,6 +2,7 @@
 
 from xorflow.training.build import ESTIMATORS, build_data, build_estimator, build_flow, start_from_data
 from xorflow.training.checkpoint import Progress
+from xorflow.training.folder import read_config_file, read_result
 from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs
 from xorflow.training.loop import Interrupted, Observer, Trainer
 from xorflow.training.options import Options, from_mapping, read_config
@@ -11,8 +12,6 @@ from xorflow.training.run import (
     fit,
     load,
     open_run,
-    read_config_file,
-    read_result,
     resume_run,
     train_run,
 )

@@ -33,6 +33,7 @@ from xorflow.training.devices import (
     stream_of_thread,
 )
 from xorflow.training.ensemble import PRECISIONS, Apart
+from xorflow.training.folder import read_config_file, read_result, require_free
 from xorflow.training.lockstep import train_together
 from xorflow.training.loop import Interrupted, Trainer
 from xorflow.training.options import HARMLESS, OF_DATA, Options, options_of_config
@@ -42,11 +43,8 @@ from xorflow.training.run import (
     check_run,
     complete_run,
     finish_run,
-    read_config_file,
-    read_result,
     remedy_for,
     reopen_run,
-    require_free,
     resume_run,
     train_run,
 )

@@ -1,4 +1,4 @@
-"""Runs: folders with configuration, weights, metrics and results; what makes and what reads them."""
+"""Runs: what makes them, goes on with them, and reads them back."""
 
 from __future__ import annotations
 
@@ -28,24 +28,29 @@ from xorflow.training.build import (
 from xorflow.training.checkpoint import drop_snapshots
 from xorflow.training.codes import start_from_code
 from xorflow.training.devices import check_precision, out_of_memory_as_error, resolve_device
+from xorflow.training.folder import (
+    data_of_run,
+    prepare_folder,
+    read_config_file,
+    read_result,
+    write_config,
+)
 from xorflow.training.loop import Observer, Trainer
 from xorflow.training.metrics import require_tensorboard
 from xorflow.training.options import (
-    CONFIG_VERSION,
     HARMLESS,
     OF_A_MODEL,
     OF_DATA,
     STARTS,
     Options,
-    check_version,
     options_of_config,
 )
 from xorflow.training.products import full_products
 from xorflow.training.results import independent_nll, report
-from xorflow.training.specs import flow_from_spec, flow_to_spec
+from xorflow.training.specs import flow_from_spec
 from xorflow.training.starts import start_from_flow
 from xorflow.training.step import Trainable
-from xorflow.training.storage import TEMPORARY, load_tensors, read_json, save_tensors, write_bytes, write_json
+from xorflow.training.storage import TEMPORARY, load_tensors, save_tensors, write_json
 
 
 def remedy_for(options: Options) -> str:
@@ -315,111 +320,6 @@ def _result(trainer: Trainer) -> dict[str, Any]:
 
 
 # ---- folders ----
-
-
-def prepare_folder(out: Path) -> Path:
-    """A new folder for a run; one that holds anything is never written into."""
-    require_free(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_bytes(out / ".writable", b"")
-        (out / ".writable").unlink()
-    except (OSError, CheckpointError) as error:
-        cause = error if isinstance(error, OSError) else error.__cause__
-        reason = cause.strerror if isinstance(cause, OSError) else cause
-        raise ConfigError(f"--out {out} cannot be written: {reason}; choose another folder") from None
-    return out
-
-
-def require_free(out: Path) -> None:
-    """Refuse a folder that holds anything, or a file in its place."""
-    if not (out.is_file() or (out.is_dir() and any(out.iterdir()))):
-        return
-    kind, hint = "is a file" if out.is_file() else "is not empty", ""
-    if (out / "config.json").exists():
-        hint = "continue that run with --resume, or "
-    elif holds_several(out):
-        hint = "continue its runs with the command that began them and --resume, or "
-    raise ConfigError(f"--out must be a new or an empty folder, and {out} {kind}: {hint}choose another --out")
-
-
-def holds_several(folder: Path) -> bool:
-    """Whether these are runs in a folder of their own each, as seeds and tables of runs leave them."""
-    return any(next(folder.glob(f"{depth}/config.json"), None) for depth in ("*", "*/*"))
-
-
-def write_config(run: Path, options: Options, flow: Trainable, dataset: Dataset) -> None:
-    """`config.json`: every option, the architecture, and what the data look like."""
-    config = {
-        "version": CONFIG_VERSION,
-        **options.to_json(),
-        "model": flow_to_spec(flow),
-        "data_format": _data_format(dataset),
-    }
-    write_json(run / "config.json", config)
-
-
-def _data_format(dataset: Dataset) -> dict[str, Any]:
-    """How rows are written, and what tells these data from others."""
-    return {
-        "description": dataset.describe(),
-        "shape": None if dataset.shape is None else list(dataset.shape),
-        "codec": None if dataset.codec is None else dataset.codec.to_json(),
-        "train_sha256": dataset.train.sha256,
-    }
-
-
-def data_of_run(
-    run: Path, options: Options, kept: Mapping[str, Any], dataset: Dataset | None = None
-) -> Dataset:
-    """The data that a run began with, loaded again unless given; other data are refused."""
-    if options.layers is None and options.data != "mnist" and not Path(options.data).exists():
-        raise ConfigError(
-            f"the run in {run} was made by fit() on data named {options.data!r}, which are no file here; "
-            "use xorflow.load and xorflow.evaluate in Python"
-        )
-    if options.data != "mnist" and dataset is None and not Path(options.data).exists():
-        raise ConfigError(
-            f"the run in {run} was trained on the file {options.data}, which is not there, seen from this folder; "
-            "go to the folder where it was trained, or put the file back"
-        )
-    dataset = dataset or build_data(options)
-    came = _data_format(dataset)
-    if came != kept:
-        changed = _difference(came, kept)
-        raise ConfigError(
-            f"the run in {run} needs the data it was trained on, and the {changed} of {options.data} is "
-            "different now; restore the file, or train a new run"
-        )
-    return dataset
-
-
-def _difference(came: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
-    key = next((key for key in came if came[key] != kept.get(key)), "format")
-    if key == "description" and isinstance(kept.get(key), dict):
-        return _difference(came[key], kept[key])
-    return {"codec": "set of categories", "train_sha256": "training part", "sha256": "held-out part"}.get(
-        key, key
-    )
-
-
-def read_config_file(run: Path) -> dict[str, Any]:
-    """The content of a run's `config.json`."""
-    if not run.is_dir():
-        raise CheckpointError(
-            f"RUN is the folder of a run, and there is no folder {run}; xorflow train makes one"
-        )
-    config = read_json(run / "config.json", "the run's configuration")
-    check_version(config, run / "config.json")
-    for key in ("model", "data_format"):
-        if not isinstance(config.get(key), dict):
-            raise CheckpointError(f"{run / 'config.json'} lacks {key!r}: it is damaged, or not of a run")
-    return config
-
-
-def read_result(run: Path) -> dict[str, Any]:
-    """The content of a finished run's `result.json`."""
-    return read_json(run / "result.json", "the result")
 
 
 @dataclass(frozen=True)
