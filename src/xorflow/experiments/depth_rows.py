@@ -128,7 +128,7 @@ def _code(depth: int, **of_row: Any) -> DepthRow:
         f"depth {depth}: layers that write a code of the image into blank pixels, and one that reads it",
         "autoregressive",
         "code",
-        _coded(depth),
+        _coded(depth, epochs=30),  # others go on from here
         **of_row,
     )
 
@@ -150,7 +150,7 @@ def _coded(depth: int, **changes: Any) -> Recipe:
 
 def _joint(depth: int, **of_row: Any) -> DepthRow:
     """Once the last layer can read a code, the gradient of the layers that write it improves it."""
-    training = _written(depth, estimator=_BOUND, epochs=30, lr=5e-4)
+    training = _written(depth, estimator=_BOUND, epochs=40, lr=5e-4)
     return DepthRow(
         f"ar-{depth}-joint",
         f"depth {depth}: the code and its reader, then trained jointly by a multi-sample bound",
@@ -164,7 +164,7 @@ def _joint(depth: int, **of_row: Any) -> DepthRow:
 
 def _plainly_read(depth: int, **of_row: Any) -> DepthRow:
     """The last answer to depth 1 and its plain likelihood: the code as joint training left it, and a reader trained so."""
-    training = _written(depth, freeze=depth - 1, estimator="marginal:samples=1", **_PLAIN)
+    training = _written(depth, freeze=depth - 1, estimator="marginal:samples=1", epochs=100, **_PLAIN)
     return DepthRow(
         f"ar-{depth}-plain",
         f"depth {depth}: the code after joint training, its reader trained by plain likelihood, read on the fixed base",
@@ -233,10 +233,10 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
     ),
     _one(
         "plain-long",
-        "depth 1: plain likelihood, five times as long, read on the fixed base",
+        "depth 1: plain likelihood, six times as long, read on the fixed base",
         seeds=3,
         read="fixed",
-        epochs=300,
+        epochs=360,
         milliseconds=0.75,
         **_PLAIN,
     ),
