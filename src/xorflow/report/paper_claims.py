@@ -63,16 +63,12 @@ def _score_function_beats_straight_through(rows: dict[str, Row]) -> str:
 def _as_bijections(sampled: Sequence[Row], through: Sequence[Row]) -> str:
     """Straight-through trains one bijection: compared as such, with its remedy and without."""
     parts = []
-    for variant, words in (("ours", "read as one bijection"), ("cured", "cured")):
+    for variant, words in (("ours", "Read as one bijection"), ("cured", "cured")):
         drawn = [_greedy(row, variant) for row in sampled if row[variant]]
         straight = [_greedy(row, variant) for row in through if row[variant]]
         if drawn and straight:
             parts.append(f"{words}, {_list(drawn)} against {min(straight):.1f}")
-    return f" {_capital('; '.join(parts))}." if parts else ""
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return f" {'; '.join(parts)}." if parts else ""
 
 
 def _special_case_is_best(rows: dict[str, Row]) -> str:
@@ -100,7 +96,7 @@ def _running_average_beats_critic(rows: dict[str, Row]) -> str:
 
 
 def _depth_does_not_help(rows: dict[str, Row]) -> str:
-    """By the series of depths of which every run is converged; the others are shown beside it, at equal epochs."""
+    """By the series of depths in which no row still falls; the others are shown beside them, at equal epochs."""
     families = {
         "straight-through": [row for row in rows.values() if row["family"] == "straight-through"],
         "special case": [row for name, row in rows.items() if name.startswith("sfe-special-running")],
