@@ -128,7 +128,8 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_a_layer(tmp_path: Path
     with pytest.raises(TrainingError) as error:
         train_run(Options().replace(**(SMALL | wild)), tmp_path / "run")
     assert "is not finite at step 24 (epoch 1)" in str(error.value)  # at the end of an epoch
-    assert ", in layer 1 (on cuda steps are not looked at one by one" in str(error.value)
+    assert "in layer 1" in str(error.value)  # its weights stay finite, for certain choices have no gradient
+    assert "(on cuda steps are not looked at one by one" in str(error.value)
     assert not (tmp_path / "run/weights.safetensors").exists()
 
 

@@ -13,9 +13,10 @@ from xorflow import MADE, FactorisedBase, Layer, fit
 from xorflow.data import Dataset, Split
 from xorflow.errors import TrainingError
 from xorflow.estimators import Loss, Rebar
-from xorflow.flows import LatentFlow
+from xorflow.flows import LatentFlow, Mixture
 from xorflow.training import Interrupted, Options, resume_run, train_run
 from xorflow.training.checkpoint import load_snapshot
+from xorflow.training.failure import where_not_finite
 
 WILD = {"optimiser": "sgd", "lr": 1e30, "schedule": "constant"}
 
@@ -132,3 +133,17 @@ def test_a_second_loss_is_named_by_its_parameters() -> None:
     with pytest.raises(TrainingError) as error:
         fit(flow, data, _SpoiltControl(), epochs=1, batch_size=10, device="cpu")
     assert re.search(r"the first gradient that is not finite is that of estimator\.\S+:", str(error.value))
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_finite_weights_whose_layer_overflows_are_found(layer: int) -> None:
+    rows = Split(torch.randint(2, (40, 4), dtype=torch.uint8))
+    flow = LatentFlow([Layer(MADE(4, hidden=(8,))) for _ in range(2)], FactorisedBase(4))
+    weights = dict(flow.named_parameters())
+    assert where_not_finite(weights, flow, rows) == ""
+    with torch.no_grad():
+        for weight in flow.layers[layer].conditioner.parameters():
+            weight.fill_(1e30)
+    found = where_not_finite(weights, flow, rows)
+    assert found == f"; all weights are finite, and the output of the network in layer {layer + 1} is not"
+    assert where_not_finite(weights, Mixture([flow, flow]), rows) == found

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -30,6 +29,7 @@ from xorflow.training.checkpoint import (
 )
 from xorflow.training.devices import default_generator, resolve_device
 from xorflow.training.engine import Machinery, choose_engine, has_dropout, say_not_captured
+from xorflow.training.failure import where_not_finite
 from xorflow.training.lockstep import Interrupted as Interrupted
 from xorflow.training.lockstep import Lockstep
 from xorflow.training.metrics import MetricsLog
@@ -282,13 +282,7 @@ class Trainer:
         return {name.removeprefix("flow."): p for name, p in self.step_module.named_parameters()}
 
     def _fail(self, what: str, step: int) -> NoReturn:
-        weights = self._named_weights()
-        grads = ((name, p.grad) for name, p in weights.items() if p.grad is not None)
-        where = ""
-        if (culprit := _first_not_finite(grads)) is not None:
-            where = f"; the first gradient that is not finite is that of {_with_layer(culprit)}"
-        elif (culprit := _first_not_finite(weights.items())) is not None:  # gradients are gone by then
-            where = f"; the first weight that is not finite is that of {_with_layer(culprit)}"
+        where = where_not_finite(self._named_weights(), self.flow, self.dataset.train)
         if self.machinery.check is None:  # many steps may lie between what went wrong and this
             where += f" (on {self.device.type} steps are not looked at one by one, and others may have been before it)"
         saved = self.run_folder is not None and (self.run_folder / "checkpoints" / "latest.json").exists()
@@ -339,20 +333,6 @@ class Trainer:
         self._dropout_state = snapshot.tensors.get("random.dropout")
         self._bound_sum.fill_(self.progress.bound_sum)
         self._restored = True
-
-
-def _first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    return next((name for name, tensor in named if not bool(tensor.isfinite().all())), None)
-
-
-def _with_layer(name: str) -> str:
-    """The name of a parameter and, if it is of a layer, which one, as people count.
-
-    >>> _with_layer("layers.1.conditioner.net.0.weight")
-    'layers.1.conditioner.net.0.weight, in layer 2'
-    """
-    found = re.match(r"(?:.*?\.)?layers\.(\d+)\.", name)
-    return name if found is None else f"{name}, in layer {int(found[1]) + 1}"
 
 
 def _fabric_for(device: torch.device, precision: str) -> Fabric:
