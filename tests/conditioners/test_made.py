@@ -9,6 +9,7 @@ from torch import nn
 import zoo
 from xorflow import MADE, ModelError
 from xorflow.conditioners import MaskedLinear, Source
+from xorflow.conditioners.orderings import ranks
 from xorflow.estimators import Marginal
 
 
@@ -115,3 +116,18 @@ def test_a_context_of_the_wrong_width_is_refused(built, came):
     net = MADE(2, (4,), context=built)
     with pytest.raises(ModelError, match=rf"made for {built} context features, and got {came}.*context="):
         net({Source.STATE: torch.zeros(1, 2)}, torch.zeros(1, came) if came else None)
+
+
+def test_inputs_that_are_connected_directly_act_in_no_other_way() -> None:
+    torch.manual_seed(0)
+    net = MADE(6, hidden=(16,), order=[3, 0, 5, 1, 4, 2], direct=True).double()
+    x = (torch.rand(20, 6) < 0.5).double()
+    inputs, weights = torch.tensor([0, 5]), torch.randn(2, 6, dtype=torch.float64)
+    others = x.clone()
+    others[:, inputs] = 0
+    before = net({Source.STATE: others})
+    net.connect_directly(inputs, weights)
+    rank = ranks(net.order or ())
+    allowed = (rank[None, :] > rank[inputs][:, None]).double()  # each feature sees those before it
+    expected = before + x[:, inputs] @ (weights * allowed)
+    assert torch.allclose(net({Source.STATE: x}), expected, rtol=0, atol=1e-12)

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from tiny_runs import rows_file, tiny_options
-from xorflow import LatentFlow, evaluate, load
+from xorflow import FactorisedBase, LatentFlow, evaluate, load
+from xorflow.data import Split
 from xorflow.errors import ConfigError
 from xorflow.experiments.budgets import write_digits
-from xorflow.training import Options, build_data, independent_nll, open_run, train_run
-from xorflow.training.codes import make_codebooks, start_from_code, write
-from xorflow.training.run import _new_flow
+from xorflow.flows import read_on
+from xorflow.training import Options, build_data, codes, independent_nll, open_run, train_run
+from xorflow.training.codes import at_most_one
+from xorflow.training.run import started_flow
 from xorflow.training.storage import load_tensors
 
 FIXED = {
@@ -41,7 +42,7 @@ def one(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def new_flow(options: Options) -> LatentFlow:
-    flow = _new_flow(options, build_data(options), None)
+    flow = started_flow(options, build_data(options))
     assert isinstance(flow, LatentFlow)
     return flow
 
@@ -104,7 +105,7 @@ def test_a_run_with_more_layers(digits: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_start() -> None:
-    with pytest.raises(ConfigError, match=r"data, random, code, or the folder of a run.*got 'zero'"):
+    with pytest.raises(ConfigError, match=r"data, random, or the folder of a run.*got 'zero'"):
         Options().replace(start="zero")
 
 
@@ -135,61 +136,97 @@ def test_something_must_be_left_to_train() -> None:
 # ---- codes ----
 
 
-def blank_border(rows: int = 400) -> torch.Tensor:
-    """Images of 12 x 12 whose outer pixels are always 0; the inner ones are one of two patterns in each quarter."""
+def test_at_most_one_flip_is_a_part_of_all_choices() -> None:
     generator = torch.Generator().manual_seed(0)
-    x = torch.zeros(rows, 12, 12)
-    for top in (3, 6):
-        for left in (3, 6):
-            kind = torch.randint(2, (rows, 1, 1), generator=generator).float()
-            pattern = (torch.rand(3, 3, generator=generator) < 0.5).float()
-            x[:, top : top + 3, left : left + 3] = (pattern - kind).abs()
+    logits = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    worth = torch.randn(
+        5, 4, generator=generator, dtype=torch.float64
+    )  # additive, as of words that do not overlap
+    chosen = torch.tensor([[0, 2]]).expand(5, 2)
+    found = at_most_one(logits, chosen, worth.gather(1, chosen))
+    every = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 4)  # (16, 4)
+    chances = torch.distributions.Bernoulli(logits=logits[:, None]).log_prob(every).sum(-1)  # (5, 16)
+    gains = worth @ every.T
+    allowed = (every.sum(1) <= 1) & (every[:, [1, 3]].sum(1) == 0)
+    assert torch.allclose(found, (chances + gains)[:, allowed].logsumexp(1), rtol=0, atol=1e-12)
+    assert bool((found <= (chances + gains).logsumexp(1)).all())
+
+
+def coins(rows: int = 600) -> torch.Tensor:
+    """Images of 8 x 8, blank but for five coins in the middle."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.zeros(rows, 8, 8)
+    x[:, 3, 2:7] = torch.randint(2, (rows, 5), generator=generator).float()
     x[0] = 1  # data whose pixels never vary are refused
     return x.flatten(1)
 
 
-def code_flow(path: Path, layers: int) -> tuple[LatentFlow, Options]:
-    np.save(path, blank_border().reshape(-1, 12, 12).numpy().astype(np.uint8))
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of one layer, of a plain likelihood, from the border inward."""
+    folder = tmp_path_factory.mktemp("coins")
+    np.save(folder / "coins.npy", coins().reshape(-1, 8, 8).numpy().astype(np.uint8))
+    train_run(code_options(folder, layers=1, epochs=30, lr=0.01), folder / "run")
+    return folder
+
+
+def code_options(folder: Path, layers: int, **changes: object) -> Options:
     order = ",".join(["outward"] * (layers - 1) + ["inward"])
-    options = Options().replace(data=str(path), layers=layers, order=order, **{**FIXED, "hidden": [128]})
-    return new_flow(options), options
+    given = FIXED | {
+        "data": str(folder / "coins.npy"),
+        "base": "learned",
+        "p0": 0.99999,
+        "hidden": [64],
+        "direct": True,
+    }
+    return Options().replace(**given | {"layers": layers, "order": order} | changes)
 
 
 @pytest.mark.parametrize("layers", [2, 3])
-def test_a_code_is_one_flip_in_a_group_of_blank_pixels(tmp_path: Path, layers: int) -> None:
-    flow, _ = code_flow(tmp_path / "images.npy", layers)
-    generator = torch.Generator().manual_seed(0)
-    x = blank_border()
-    books = make_codebooks(x, flow.layers[0], layers - 1, generator, (12, 12))
-    assert len(books) == 4
-    assert len({int(d) for book in books for d in book.slots}) == sum(len(book.slots) for book in books)
-    assert float(x[:, torch.cat([book.slots for book in books])].mean()) < 0.01
-    states, flips = write(x, books, last=1)
-    assert torch.equal(flips.sum(-1), torch.ones(len(x)))
-    assert torch.equal((states != x).float().sum(-1), torch.full((len(x),), 3.0))
-    # rows of one pattern everywhere have one code
-    _, all_flips = write(x, books, last=4)
-    _, patterns = x.unique(dim=0, return_inverse=True)
-    for kind in patterns.unique():
-        assert len(all_flips[patterns == kind].unique(dim=0)) == 1
+def test_a_code_is_worth_more_than_it_costs(
+    reader: Path, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codes, "_LEAST_STEPS", 1200)
+    monkeypatch.setattr(codes, "_RATE", 1e-2)
+    monkeypatch.setattr(codes, "_GROUPS", 1)
+    flow = new_flow(code_options(reader, layers, start=str(reader / "run"), code_p0=0.9))
+    before, rows = open_run(reader / "run").latent, coins()[1:].to(torch.uint8)
+    fixed = FactorisedBase(64)
+    one, more = (read_on(part, fixed) for part in (before, flow))
+    bound = evaluate.importance(more, rows, samples=200).nll
+    assert bound < evaluate.exact(one, rows).nll - 0.1
+    assert evaluate.greedy(more, rows).nll < evaluate.greedy(one, rows).nll - 0.1
+    inner = torch.zeros(8, 8, dtype=torch.bool)
+    inner[3, 2:7] = True
+    drawn = more.run(more.encode(rows), draws=torch.rand(len(rows), layers, 64), stop=layers - 1).u
+    assert not drawn[..., inner.flatten()].any()  # it is written where nothing else is
+    assert 0.1 < float(drawn.float().sum((1, 2)).mean()) < 4
 
 
-def test_layers_are_fitted_to_write_it(tmp_path: Path) -> None:
-    flow, options = code_flow(tmp_path / "images.npy", 2)
-    train = build_data(options).train
-    start_from_code(flow, train, torch.device("cpu"), 0, (12, 12))
-    x = train.values
-    u = flow.run(flow.encode(x), draws="greedy", stop=1).u[:, 0]
-    inner = torch.zeros(12, 12, dtype=torch.bool)
-    inner[3:9, 3:9] = True
-    assert float(u[:, inner.flatten()].float().mean()) < 0.01
-    assert 0.5 < float(u.float().sum(-1).mean()) < 5
+def test_slots_are_blank_pixels_that_later_layers_see(reader: Path) -> None:
+    flow = new_flow(code_options(reader, 3, start=str(reader / "run")))
+    rows = codes._Rows(Split(coins().to(torch.uint8)), torch.device("cpu"), torch.Generator().manual_seed(0))
+    first, second = codes.choose_slots(rows, flow)
+    assert not set(first.tolist()) & set(second.tolist())
+    assert float(coins()[1:, torch.cat((first, second))].sum()) == 0
+    rank = torch.tensor(flow.layers[0].conditioner.order).argsort()
+    assert int(rank[first].max()) < int(rank[second].min())
 
 
-def test_who_has_no_code(tmp_path: Path) -> None:
-    options = tiny_options(rows_file(tmp_path / "rows.npy"), start="code")
-    with pytest.raises(ConfigError, match="start=code is for flows of two layers or more on binary data"):
-        new_flow(options)
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layers": 1, "order": "inward"}, "code_p0 is for flows of two layers or more on binary data"),
+        ({"start": "data"}, "for a run that starts from another"),
+        ({"code_p0": 0.4}, "code_p0 is above 0.5"),
+        ({"code_p0": 1.0}, "code_p0 is a probability strictly between 0 and 1"),
+    ],
+)
+def test_who_has_no_code(reader: Path, changes: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        new_flow(
+            code_options(reader, **{"layers": 2, "start": str(reader / "run"), "code_p0": 0.9} | changes)
+        )
 
 
 # ---- couplings with posteriors ----

@@ -159,6 +159,22 @@ class MADE(Conditioner):
         assert isinstance(last, MaskedLinear)
         last.bias.copy_(logits.flatten().to(last.bias)[self._places])
 
+    @torch.no_grad()
+    def connect_directly(self, inputs: Tensor, weights: Tensor) -> None:
+        """Let some features of the state act through direct connections alone: `weights` (N, D) on the logits, as far as the
+        ordering lets them. For binary data, and a MADE with direct connections that sees the state alone."""
+        first = self.net[0]
+        assert isinstance(first, MaskedLinear)
+        assert self.skip is not None
+        assert self.states.flat == self.choices.flat == self.skip.weight.shape[1] == self.features
+        assert self.order is not None
+        columns = ranks(self.order).to(inputs.device)[
+            inputs
+        ]  # inside the network, inputs are in the ordering
+        first.weight[:, columns] = 0
+        allowed = self.skip.mask[:, columns].to(weights)
+        self.skip.weight[:, columns] = weights.to(self.skip.weight)[:, self._places].T * allowed
+
 
 def _unless_identity(index: Tensor) -> Tensor | None:
     return None if bool((index == torch.arange(len(index))).all()) else index

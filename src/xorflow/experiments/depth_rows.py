@@ -81,8 +81,13 @@ class DepthRow:
 
 _WIDTHS = {1: 8192, 2: 4096, 4: 2048, 8: 1024}
 """Of the hidden layers, by depth: together always the same number of weights."""
-_WRITER = 1024
-"""Of a layer that only writes a code, which leaves more to the one that reads it."""
+_DIRECT = 784 // 2
+"""Hidden units that have as many weights as the direct connections of a layer."""
+_READERS = {2: 6144, 4: 4608, 8: 2944}
+_WRITERS = {
+    depth: (_WIDTHS[1] - depth * _DIRECT - reader) // (depth - 1) for depth, reader in _READERS.items()
+}
+"""Of the last layer, which reads a code, and of those before it, which write it."""
 
 _ORDERED: Recipe = {
     "batch_size": 256,
@@ -122,57 +127,40 @@ def _one(name: str, title: str, **changes: Any) -> DepthRow:
     return DepthRow(f"ar-1-{name}", title, "autoregressive", name, _ordered(1, **changes), **of_row)
 
 
+def _reader(depth: int, **of_row: Any) -> DepthRow:
+    """The last layer of a flow that will be this deep, trained as the strongest flow of depth 1 is, with fewer weights."""
+    return DepthRow(
+        f"ar-1-reader-{depth}",
+        f"depth 1: plain likelihood, from the border inward, the last layer of the flow of depth {depth} below",
+        "autoregressive",
+        f"reader {depth}",
+        _ordered(1, order="inward", direct=True, hidden=[_READERS[depth]], **_PLAIN),
+        read="fixed",
+        **of_row,
+    )
+
+
 def _code(depth: int, **of_row: Any) -> DepthRow:
+    """Layers that are fitted to write what the reader gains most from; then it is trained to read that."""
+    training = _ordered(
+        depth,
+        order=",".join(["outward"] * (depth - 1) + ["inward"]),
+        direct=True,
+        hidden=[_READERS[depth]],
+        earlier_hidden=[_WRITERS[depth]],
+        code_p0=0.9,
+        freeze=depth - 1,
+        estimator="marginal:samples=1",
+        **_PLAIN,
+    )
     return DepthRow(
         f"ar-{depth}-code",
         f"depth {depth}: layers that write a code of the image into blank pixels, and one that reads it",
         "autoregressive",
         "code",
-        _coded(depth, epochs=30),  # others go on from here
-        **of_row,
-    )
-
-
-def _written(depth: int, **changes: Any) -> Recipe:
-    """Layers that write outward, and a last one that reads inward."""
-    given = {
-        "order": ",".join(["outward"] * (depth - 1) + ["inward"]),
-        "earlier_hidden": [_WRITER],
-        "hidden": [_WIDTHS[1] - (depth - 1) * _WRITER],
-    }
-    return _ordered(depth, **given | changes)
-
-
-def _coded(depth: int, **changes: Any) -> Recipe:
-    given = {"start": "code", "freeze": depth - 1, "estimator": "marginal:samples=1"}
-    return _written(depth, **given | changes)
-
-
-def _joint(depth: int, **of_row: Any) -> DepthRow:
-    """Once the last layer can read a code, the gradient of the layers that write it improves it."""
-    training = _written(depth, estimator=_BOUND, epochs=40, lr=5e-4)
-    return DepthRow(
-        f"ar-{depth}-joint",
-        f"depth {depth}: the code and its reader, then trained jointly by a multi-sample bound",
-        "autoregressive",
-        "joint",
-        training,
-        start=f"ar-{depth}-code",
-        **of_row,
-    )
-
-
-def _plainly_read(depth: int, **of_row: Any) -> DepthRow:
-    """The last answer to depth 1 and its plain likelihood: the code as joint training left it, and a reader trained so."""
-    training = _written(depth, freeze=depth - 1, estimator="marginal:samples=1", epochs=100, **_PLAIN)
-    return DepthRow(
-        f"ar-{depth}-plain",
-        f"depth {depth}: the code after joint training, its reader trained by plain likelihood, read on the fixed base",
-        "autoregressive",
-        "code, plain",
         training,
         read="fixed",
-        start=f"ar-{depth}-joint",
+        start=f"ar-1-reader-{depth}",
         **of_row,
     )
 
@@ -248,6 +236,29 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
         milliseconds=0.75,
     ),
     _one(
+        "plain-inward",
+        "depth 1: plain likelihood, from the border inward, with direct connections, read on the fixed base",
+        seeds=3,
+        read="fixed",
+        order="inward",
+        direct=True,
+        hidden=[_WIDTHS[1] - _DIRECT],
+        milliseconds=0.8,
+        **_PLAIN,
+    ),
+    _one(
+        "plain-inward-long",
+        "depth 1: the same, three times as long",
+        seeds=3,
+        read="fixed",
+        order="inward",
+        direct=True,
+        hidden=[_WIDTHS[1] - _DIRECT],
+        epochs=180,
+        milliseconds=0.8,
+        **_PLAIN,
+    ),
+    _one(
         "inward",
         "depth 1: exact marginal likelihood, from the border inward",
         order="inward",
@@ -255,30 +266,12 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
     ),
     _one("half", "depth 1: exact marginal likelihood, half the weights", hidden=[4096], milliseconds=0.18),
     _entropy(1, 0.25),
-    _code(2, seeds=3, milliseconds=0.7),
-    _code(4, milliseconds=0.45),
-    _code(8, milliseconds=0.75),
-    DepthRow(
-        "ar-2-code-two",
-        "depth 2: a layer that writes a code and one that reads it, with two hidden layers each",
-        "autoregressive",
-        "code-two",
-        _coded(2, hidden=[1872, 1872], earlier_hidden=[]),
-        milliseconds=0.4,
-    ),
-    _joint(2, seeds=3, milliseconds=1.8),
-    _plainly_read(2, seeds=3, milliseconds=0.8),
-    _joint(4, milliseconds=0.9),
-    _joint(8, milliseconds=1.4),
-    DepthRow(
-        "ar-2-code-shared",
-        "depth 2: the same code in one shared ordering",
-        "autoregressive",
-        "code-shared",
-        _coded(2, order="outward"),
-        samples=_FEWER_SAMPLES,
-        milliseconds=0.3,
-    ),
+    _reader(2, seeds=3, milliseconds=0.7),
+    _code(2, seeds=3, milliseconds=0.9),
+    _reader(4, milliseconds=0.25),
+    _code(4, milliseconds=0.5),
+    _reader(8, milliseconds=0.2),
+    _code(8, milliseconds=0.8),
     _from_identity(2, 0.7, "natural"),
     _from_identity(4, 0.8, "natural"),
     _from_identity(8, 1.1, "natural"),
@@ -298,15 +291,6 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
     _entropy(2, 0.35),
     _entropy(4, 0.5),
     _entropy(8, 0.9),
-    DepthRow(
-        "ar-2-code-entropy",
-        "depth 2: the code, its reader trained straight-through with maximum entropy",
-        "autoregressive",
-        "code-entropy",
-        _coded(2, estimator="straight-through:entropy=0.7,earlier=0.0", **_GREEDY),
-        samples=_FEWER_SAMPLES,
-        milliseconds=0.25,
-    ),
     DepthRow(
         "ar-2-special",
         "depth 2: special case with the last layer summed out, maximum entropy falling to zero",

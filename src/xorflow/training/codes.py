@@ -1,170 +1,279 @@
-r"""A start in which the layers before the last write a code of the data into features that hardly vary.
+r"""A start in which the layers before the last write what the last one, trained already, gains most from.
 
 On a fixed base a feature that never varies costs :math:`-\log(1 - \beta)`, however certain it is, and one flip among N such
 features costs :math:`\log\frac{1-\beta}{\beta}` more, whichever it is: 2.2 nats on the base 0.9 / 0.1. Yet it can say
-:math:`\log N` nats, 4.6 for a hundred blank pixels. A layer that flips one of N blank features, by the cluster that the others
-fall into, tells the layers that come first in generation what the data will look like, at less than what that is worth.
+:math:`\log N` nats, 5.5 for 250 blank pixels around a digit. So a layer that sees the data may flip a blank feature, a slot, by
+what it sees, and the last layer, which meets the slots first in its ordering, knows more of the data before it comes to them.
 
-From noise near the identity such a code is not found: its flips cost something at once, and are worth something only when the
-last layer has learned to read them. Here the layers are fitted to it first; training then changes them at will.
+What should the flip say? A flipped slot k shifts the last layer's logits by a word :math:`w_k`, through direct connections, and
+changes the log-likelihood of a row, on the base that the flow is read on, by :math:`s_k`, its price included. The layer that
+writes flips slot k with chance :math:`\sigma(a_k(x))`, independently of the others, so that for any set C of slots
+
+.. math:: \log \sum_u p(u)\, e^{s(u)} \;\ge\; \log\Big(1 + \sum_{k \in C} e^{a_k + s_k}\Big) - \sum_k \log\big(1 + e^{a_k}\big),
+
+the part of all u with no flip or one in C. With C the slots that would be worth most, whether they are likely to be written or
+not, this is what the writer and the words are trained by: no choice is drawn, and what should be written is known at once.
+
+From noise near the identity nothing of the kind is found: flips cost something at once, and are worth something only once the
+last layer has learned to read them. The words are therefore fitted first, to a writer that always picks the best one; then the
+writer is taught what that would pick.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 
-from xorflow.conditioners.base import Source
+from xorflow.conditioners import MADE
+from xorflow.conditioners.base import Conditioner, Source
 from xorflow.data import Split
 from xorflow.errors import ConfigError
-from xorflow.flows import LatentFlow, Layer
+from xorflow.flows import LatentFlow
 
-_STILL = 0.02
+_STILL = 0.002
 """A feature that differs from its usual value in fewer rows than this hardly varies."""
 _GROUPS = 4
-"""How many codes there are, each of one flip; at least two for each layer that writes."""
-_CLUSTERED, _ROUNDS = 20_000, 15
-_PASSES, _LEAST_PASSES = 10, 5
-"""Over the data, of all layers that write and of each: with several of them, each has less to learn."""
-_BATCH, _RATE = 256, 2e-3
+"""Of slots, each of about one flip, in all layers that write."""
+_PASSES = 10
+"""Over the data, of each layer that writes."""
+_OF_WORDS, _OF_TEACHING = 0.2, 0.2
+"""The parts of them in which the words alone are fitted, and then the writer alone, to the best of them."""
+_BATCH, _RATE, _RATE_OF_WORDS = 256, 2e-3, 2e-2
 _LEAST_STEPS = 200
-_QUIET = -6.0
-"""The logit at which the fit of every flip begins."""
-_SHARP = 4.0
-"""By how much logits are multiplied after the fit: choices that are nearly certain carry little noise to the last layer, and
-their gradient is small until it has learned to read them."""
+_QUIET, _SILENT = -7.0, -20.0
+"""The logits at which flips of slots, and of all other features, begin."""
+_LOUD = 2.0
+"""How much of a row's own residual its word begins with."""
+_CHOSEN = 4
+"""Slots whose worth to a row is computed, of each group."""
+_LEAK = 0.05
+"""The part of a plain likelihood in what a word is worth: a feature that the base holds certain has no gradient otherwise."""
 
 
-@dataclass(frozen=True)
-class Codebook:
-    """A clustering, and the features that stand for its clusters.
+def at_most_one(logits: Tensor, chosen: Tensor, gains: Tensor) -> Tensor:
+    """log of the sum of p(u) exp(gain) over u with no flip, or one of those chosen.
 
-    Attributes:
-        sees: the features that are clustered.
-        centres: (N, len(sees)).
-        slots: (N,) the feature that is flipped for each cluster.
+    Args:
+        logits: (B, N) of the flips.
+        chosen: (B, C) which of them may be made.
+        gains: (B, C) what each of those is worth.
     """
-
-    sees: Tensor
-    centres: Tensor
-    slots: Tensor
+    none = logits.new_zeros(len(logits), 1)
+    return torch.cat((none, logits.gather(-1, chosen) + gains), -1).logsumexp(-1) - softplus(logits).sum(-1)
 
 
 def start_from_code(
-    flow: LatentFlow,
-    train: Split,
-    device: torch.device,
-    seed: int = 0,
-    shape: Sequence[int] | None = None,
+    flow: LatentFlow, train: Split, device: torch.device, *, p0: float, seed: int = 0
 ) -> None:
-    """Fit the layers before the last to a code; they share its parts. The flow comes back on the device that it was on.
+    """Fit the layers before the last to write a code, and the last one to read it. The flow comes back where it was.
 
     Args:
-        flow: binary, of at least two layers, those before the last with an ordering.
-        train: the data that are clustered.
+        flow: binary, of at least two layers, all with an ordering; the last one trained, a MADE with direct connections.
+        train: the data.
         device: where to compute.
-        seed: of the clusterings and of the order of rows.
-        shape: of the images, if the data are images.
+        p0: the probability of 0 on the base that the flow is to be read on, by which flips are priced.
+        seed: of the rows and the choices drawn.
     """
-    if (
-        flow.depth < 2
-        or not flow.states.binary
-        or any(la.conditioner.order is None for la in flow.layers[:-1])
-    ):
-        raise ConfigError(
-            "start=code is for flows of two layers or more on binary data, whose layers before the last have an ordering; "
-            "choose --start data"
-        )
+    _check(flow)
     home = flow.device
-    generator = torch.Generator(device).manual_seed(seed)
-    rows = _Rows(train, device, generator)
-    some = rows.draw(rows.some(_CLUSTERED))
-    books = make_codebooks(some, flow.layers[0], flow.depth - 1, generator, shape)
     flow.to(device)
-    written: list[Codebook] = []
-    steps = max(_LEAST_STEPS, max(_LEAST_PASSES, _PASSES // (flow.depth - 1)) * len(rows) // _BATCH)
-    for index, layer in enumerate(flow.layers[:-1]):
-        own = books[index :: flow.depth - 1]
-        _fit(layer, written, own, rows, steps)
-        written += own
+    rows = _Rows(train, device, torch.Generator(device).manual_seed(seed))
+    slots = choose_slots(rows, flow)
+    reader = flow.layers[-1].conditioner
+    assert isinstance(reader, MADE)
+    every = torch.cat(slots)
+    reader.connect_directly(every, torch.zeros(len(every), flow.features, device=device))
+    steps = max(_LEAST_STEPS, _PASSES * len(rows) // _BATCH)
+    groups = max(1, _GROUPS // (flow.depth - 1))
+    for index, own in enumerate(slots):
+        words = _Fit(flow, index, own, groups, p0, rows).run(steps)
+        reader.connect_directly(own, words)
     flow.to(home)
 
 
-def make_codebooks(
-    x: Tensor, layer: Layer, layers: int, generator: torch.Generator, shape: Sequence[int] | None = None
-) -> list[Codebook]:
-    """Clusterings of the parts of the first half of a layer's ordering; of an image, the parts are sectors around its middle.
+def _check(flow: LatentFlow) -> None:
+    reader = flow.layers[-1].conditioner
+    ordered = all(layer.conditioner.order is not None for layer in flow.layers)
+    plain = all(set(layer.conditioner.sees) == {Source.STATE} for layer in flow.layers)
+    direct = isinstance(reader, MADE) and reader.skip is not None and not reader.context_features
+    if flow.depth < 2 or not flow.states.binary or not (ordered and plain and direct):
+        raise ConfigError(
+            "code_p0 is for flows of two layers or more on binary data without context, all in orderings, each seeing the "
+            "state, the last a MADE with direct connections: give --layers 2 --direct, or leave --code-p0 out"
+        )
 
-    The slots are the features of the other half that hardly vary; of data without such features, those that vary least.
+
+def choose_slots(rows: _Rows, flow: LatentFlow) -> list[Tensor]:
+    """For each layer that writes, features that hardly vary, of the first half of the last layer's ordering.
+
+    A layer's slots come before those of the next one in its ordering, if all that write have one: the next sees them.
     """
-    order = torch.tensor(layer.conditioner.order, device=x.device)
-    sees, later = order[: len(order) // 2], order[len(order) // 2 :]
-    sees = sees[_angles(sees, shape).argsort(stable=True)]
-    ones = x[:, later].mean(0)
+    ones = rows.draw(rows.some(20_000)).mean(0)
     varies = torch.minimum(ones, 1 - ones)
-    groups = max(_GROUPS, 2 * layers)  # one flip of 784 would hardly count as depth
-    count = max(int((varies < _STILL).sum()), len(later) // 2) // groups
-    slots = later[varies.argsort(stable=True)[: count * groups]].unflatten(0, (groups, count))
-    parts = sees.tensor_split(groups)
-    return [
-        Codebook(part, _cluster(x[:, part], count, generator), own)
-        for part, own in zip(parts, slots, strict=True)
-    ]
+    first = _order(flow.layers[-1].conditioner, ones.device)[: flow.features // 2]
+    count = max(int((varies[first] < _STILL).sum()), len(first) // 2)
+    chosen = torch.zeros(flow.features, dtype=torch.bool, device=ones.device)
+    chosen[first[varies[first].argsort(stable=True)[:count]]] = True
+    writing = _order(flow.layers[0].conditioner, ones.device)
+    return list(writing[chosen[writing]].tensor_split(flow.depth - 1))
 
 
-def _angles(features: Tensor, shape: Sequence[int] | None) -> Tensor:
-    """Where features lie around the middle of an image; of other data, simply which they are."""
-    if shape is None or len(shape) != 2:
-        return features.float()
-    down = features // shape[1] - (shape[0] - 1) / 2
-    across = features % shape[1] - (shape[1] - 1) / 2
-    return torch.atan2(down, across)
+def _order(conditioner: Conditioner, device: torch.device) -> Tensor:
+    return torch.tensor(conditioner.order, device=device)
 
 
-def write(x: Tensor, books: Sequence[Codebook], last: int) -> tuple[Tensor, Tensor]:
-    """Rows x (B, D) with the flips of the codes before the last ones, and the flips (B, D) of those."""
-    states, flips = x, torch.zeros_like(x)
-    for number, book in enumerate(books):
-        flip = one_hot(book.slots[nearest(x[:, book.sees], book.centres)], x.shape[-1]).to(x.dtype)
-        if number < len(books) - last:
-            states = states + flip - 2 * states * flip
-        else:
-            flips = flips + flip
-    return states, flips
+class _Fit:
+    """Of the layer `index` of a flow to its slots, and of their words."""
 
+    def __init__(
+        self, flow: LatentFlow, index: int, slots: Tensor, groups: int, p0: float, rows: _Rows
+    ) -> None:
+        self.flow, self.index, self.slots, self.rows = flow, index, slots, rows
+        self.writer, self.reader = flow.layers[index].conditioner, flow.layers[-1].conditioner
+        # neighbours in different groups, so that each has slots of every kind
+        self.groups = [torch.arange(g, len(slots), groups, device=slots.device) for g in range(groups)]
+        left = torch.ones(flow.features, dtype=torch.bool, device=slots.device)
+        left[slots] = False
+        self.others = left.nonzero().flatten()  # which must not be flipped
+        self.low = 1 - p0
+        self.price = math.log(p0 / (1 - p0))
+        rank = _order(self.reader, slots.device).argsort()
+        self.reach = (
+            rank[None, :] > rank[slots, None]
+        ).float()  # (N, D): what the last layer's ordering lets a word say
+        self.words = torch.zeros(len(slots), flow.features, device=slots.device, requires_grad=True)
 
-def nearest(rows: Tensor, centres: Tensor) -> Tensor:
-    """For each of the rows (B, C), which of the centres (N, C) is nearest."""
-    return (2 * rows @ centres.T - centres.square().sum(-1)).argmax(-1)
+    def run(self, steps: int) -> Tensor:
+        """The words (N, D); the layer is fitted in place."""
+        self._begin()
+        writer = list(self.writer.parameters())
+        of_words, of_teaching = int(_OF_WORDS * steps), int(_OF_TEACHING * steps)
+        for x, logits in self._batches({_RATE_OF_WORDS: [self.words]}, of_words):
+            self._minimise(-self._best_words(x, logits))
+        for x, logits in self._batches({_RATE: writer}, of_teaching):
+            self._minimise(self._taught(x, logits))
+        both = {_RATE: writer, _RATE_OF_WORDS / 4: [self.words]}
+        for x, logits in self._batches(both, steps - of_words - of_teaching):
+            self._minimise(-self._bound(x, logits))
+        return (self.words * self.reach).detach()
 
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """Quiet flips, and words that are what the last layer did not expect of some rows."""
+        quiet = torch.full((self.flow.features,), _SILENT, device=self.slots.device)
+        quiet[self.slots] = _QUIET
+        self.writer.start_at(quiet)
+        x = self._states(self.rows.draw(self.rows.some(len(self.slots))))
+        one = torch.sigmoid(self._reads(x))
+        found = _LOUD * (x - one) * self._reachable(one)
+        self.words[: len(found)] = found
 
-def _cluster(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Lloyd's algorithm, from rows chosen at random."""
-    first = torch.randint(len(rows), (count,), generator=generator, device=rows.device)
-    centres = rows[first]
-    for _ in range(_ROUNDS):
-        found = one_hot(nearest(rows, centres), count).to(rows.dtype)  # (B, N)
-        centres = found.T @ rows / found.sum(0).clamp_min(1)[:, None]
-    return centres
+    def _batches(
+        self, rates: Mapping[float, Sequence[Tensor]], steps: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        self._optimiser = torch.optim.Adam([{"params": params, "lr": rate} for rate, params in rates.items()])
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimiser, max(1, steps))
+        for _ in range(steps):
+            with torch.no_grad():
+                x = self._states(self.rows.draw(self.rows.some(_BATCH)))
+                logits = self._reads(x)
+            yield x, logits
+            schedule.step()
 
+    def _minimise(self, losses: Tensor) -> None:
+        self._optimiser.zero_grad()
+        losses.mean().backward()
+        self._optimiser.step()
 
-def _fit(layer: Layer, before: Sequence[Codebook], own: Sequence[Codebook], rows: _Rows, steps: int) -> None:
-    """Teach a layer to flip what its codes flip, and nothing else."""
-    layer.conditioner.start_at(torch.full((rows.features,), _SHARP * _QUIET))
-    books = [*before, *own]
-    optimiser = torch.optim.Adam(layer.conditioner.parameters(), lr=_RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    for _ in range(steps):
-        states, flips = write(rows.draw(rows.some(_BATCH)), books, len(own))
-        logits = layer.conditioner({Source.STATE: states, Source.X: states, Source.PREVIOUS: states})
-        binary_cross_entropy_with_logits(logits / _SHARP, flips).mul(rows.features).backward()
-        optimiser.step()
-        optimiser.zero_grad()
-        schedule.step()
+    def _states(self, x: Tensor) -> Tensor:
+        """Rows as the layers before this one leave them."""
+        if self.index == 0:
+            return x
+        noise = self.rows.noise((len(x), self.index, self.flow.features))
+        return self.flow.run(x, draws=noise, stop=self.index).end.state
+
+    def _reads(self, x: Tensor) -> Tensor:
+        """The log-odds of every feature by the last layer, its own slots left out."""
+        beta = torch.sigmoid(self.flow.base.logits)
+        flip = torch.sigmoid(self.reader({Source.STATE: x}))
+        return torch.logit(beta + (1 - 2 * beta) * flip, eps=1e-6)
+
+    def _best_words(self, x: Tensor, logits: Tensor) -> Tensor:
+        """What the best words gain (B,), one after the other, as many as there are groups, each of all slots."""
+        words, taken = self.words * self.reach, x[:, self.slots]
+        total, logits = self._already(x, logits, words, taken)
+        for _ in self.groups:
+            best, gain = self._best(x, logits, words, taken)
+            total = total + gain
+            logits = self._after(logits, words, taken, best)
+        return total
+
+    def _taught(self, x: Tensor, logits: Tensor) -> Tensor:
+        """What the writer misses (B,) of the best flip of each group, if that is worth its price."""
+        with torch.no_grad():
+            words, taken = self.words * self.reach, x[:, self.slots]
+            _, logits = self._already(x, logits, words, taken)
+            target = torch.zeros_like(x)
+            for group in self.groups:
+                best, gain = self._best(x, logits, words[group], taken[:, group])
+                best = best * (gain > 0)[:, None]
+                target[:, self.slots[group]] = best
+                logits = self._after(logits, words[group], taken[:, group], best)
+        written = self.writer({Source.STATE: x})
+        return binary_cross_entropy_with_logits(written, target, reduction="none").sum(-1)
+
+    def _bound(self, x: Tensor, logits: Tensor) -> Tensor:
+        """That of all groups (B,), each given a draw of those before it."""
+        words, taken = self.words * self.reach, x[:, self.slots]
+        written = self.writer({Source.STATE: x})
+        total, logits = self._already(x, logits, words, taken)
+        for group in self.groups:
+            flips = written[:, self.slots[group]]
+            chosen, gains = self._most_worth(x, logits, words[group], taken[:, group])
+            total = total + at_most_one(flips, chosen, gains)
+            drawn = (self.rows.noise(flips.shape) < torch.sigmoid(flips)).to(x.dtype)
+            logits = self._after(logits, words[group], taken[:, group], drawn)
+        return total - softplus(written[:, self.others]).sum(-1)
+
+    def _already(self, x: Tensor, logits: Tensor, words: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
+        """What slots that the data themselves take are worth, and the logits with them."""
+        shifted = logits + taken @ words
+        return self._worth(x, shifted) - self._worth(x, logits), shifted
+
+    def _after(self, logits: Tensor, words: Tensor, taken: Tensor, flips: Tensor) -> Tensor:
+        return logits + ((1 - 2 * taken) * flips) @ words.detach()
+
+    def _best(self, x: Tensor, logits: Tensor, words: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
+        """The flip (B, N) that is worth most, and what it is worth (B,)."""
+        chosen, gains = self._most_worth(x, logits, words, taken)
+        gain, place = gains.max(-1, keepdim=True)
+        return torch.zeros_like(taken).scatter(-1, chosen.gather(-1, place), 1.0), gain[:, 0]
+
+    def _worth(self, x: Tensor, logits: Tensor) -> Tensor:
+        """The log-likelihood of rows on the base that is read on; certain features keep a little of their gradient."""
+        signed = logits * (2 * x - 1)
+        within = torch.sigmoid(signed).clamp(self.low, 1 - self.low).log()
+        return (within + _LEAK * logsigmoid(signed)).sum(-1)
+
+    def _reachable(self, one: Tensor) -> Tensor:
+        """Where the base leaves room: elsewhere a feature is certain, and nothing can be gained."""
+        return ((one > self.low) & (one < 1 - self.low)).to(one.dtype)
+
+    def _most_worth(self, x: Tensor, logits: Tensor, words: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
+        """The slots (B, C) whose flip would be worth most by a second-order guess, and what each is really worth."""
+        sign = 1 - 2 * taken
+        with torch.no_grad():
+            one = torch.sigmoid(logits)
+            residual, variance = (x - one) * self._reachable(one), one * (1 - one)
+            guess = sign * (residual @ words.T - self.price) - 0.5 * variance @ words.square().T
+            chosen = guess.topk(min(_CHOSEN, len(words)), -1).indices
+        sign = sign.gather(-1, chosen)
+        after = self._worth(x[:, None], logits[:, None] + sign[..., None] * words[chosen])
+        return chosen, after - self._worth(x, logits)[:, None] - sign * self.price
 
 
 class _Rows:
@@ -174,7 +283,6 @@ class _Rows:
         self._values = train.values.to(device)
         self._stochastic = train.stochastic
         self._generator = generator
-        self.features = train.features
 
     def __len__(self) -> int:
         return len(self._values)
@@ -183,9 +291,11 @@ class _Rows:
         count = min(count, len(self))
         return torch.randint(len(self), (count,), generator=self._generator, device=self._values.device)
 
+    def noise(self, shape: tuple[int, ...] | torch.Size) -> Tensor:
+        return torch.rand(shape, generator=self._generator, device=self._values.device)
+
     def draw(self, index: Tensor) -> Tensor:
         values = self._values[index]
         if not self._stochastic:
             return values.float()
-        noise = torch.rand(values.shape, generator=self._generator, device=values.device)
-        return (noise < values.float() / 255).float()
+        return (self.noise(values.shape) * 255 < values).float()

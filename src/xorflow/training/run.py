@@ -136,10 +136,11 @@ def begin_run(
     resolve_device(options.device)
     estimator = build_estimator(options.estimator)
     dataset = dataset or build_data(options)
-    began = time.monotonic()
-    flow = _new_flow(options, dataset, model)
-    fitted = time.monotonic() - began
+    flow = _fresh_flow(options, dataset, model)
     _check(options, estimator, flow)
+    began = time.monotonic()
+    _start(options, flow, dataset)
+    fitted = time.monotonic() - began
     prepare_folder(out)
     write_config(out, options, flow, dataset)
     trainer = _trainer(flow, estimator, dataset, options, out, observer, stop)
@@ -202,9 +203,12 @@ def reopen_run(
     estimator = build_estimator(options.estimator)
     dataset = data_of_run(run, options, config["data_format"], dataset)
     saved = (run / "checkpoints" / "latest.json").exists()
-    flow = (_fresh_flow if saved else _started_flow)(options, dataset, config["model"])
-    _freeze(options, flow)
+    flow = _fresh_flow(options, dataset, config["model"])
     _check(options, estimator, flow)
+    if saved:  # the weights are those of the checkpoint
+        _freeze(options, flow)
+    else:
+        _start(options, flow, dataset)
     return _trainer(flow, estimator, dataset, options, run, observer, stop)
 
 
@@ -222,32 +226,34 @@ def _options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dic
     return options.replace(**changes), config
 
 
-def _new_flow(options: Options, dataset: Dataset, model: dict | None) -> Trainable:
-    flow = _started_flow(options, dataset, model)
-    _freeze(options, flow)
+def started_flow(options: Options, dataset: Dataset, model: dict | None = None) -> Trainable:
+    """A flow with the weights that training begins with."""
+    flow = _fresh_flow(options, dataset, model)
+    _start(options, flow, dataset)
     return flow
 
 
-def _freeze(options: Options, flow: Trainable) -> None:
-    if options.freeze:
-        _single(flow, "--freeze").layers[: options.freeze].requires_grad_(False)
-
-
-def _started_flow(options: Options, dataset: Dataset, model: dict | None) -> Trainable:
-    """A flow with the weights that training begins with; those of a checkpoint need no start."""
-    flow = _fresh_flow(options, dataset, model)
-    if options.start in ("data", "code"):
+def _start(options: Options, flow: Trainable, dataset: Dataset) -> None:
+    """Give a flow the weights that training begins with, and freeze what keeps them."""
+    if options.start == "data":
         start_from_data(flow, dataset.train)
-    if options.start == "code":
-        device = resolve_device(options.device)
-        start_from_code(_single(flow, "--start code"), dataset.train, device, options.seed, dataset.shape)
     if options.start not in STARTS:
         run = Path(options.start)
         if not run.is_dir():
             raise ConfigError(f"--start names the folder of a finished run, and there is no folder {run}")
         before, words = open_run(run).latent, f"the run in {run}"
         start_from_flow(_single(flow, "--start RUN"), before, words, keep_base=options.p0 is not None)
-    return flow
+    if options.code_p0 is not None:
+        device = resolve_device(options.device)
+        start_from_code(
+            _single(flow, "--code-p0"), dataset.train, device, p0=options.code_p0, seed=options.seed
+        )
+    _freeze(options, flow)
+
+
+def _freeze(options: Options, flow: Trainable) -> None:
+    if options.freeze:
+        _single(flow, "--freeze").layers[: options.freeze].requires_grad_(False)
 
 
 def _single(flow: Trainable, option: str) -> LatentFlow:
@@ -375,7 +381,7 @@ def untrained(run: Run) -> Trainable:
         raise ConfigError(
             f"the run in {run.folder} was made by fit(), and how its flow began is not kept; take its trained weights"
         )
-    return _new_flow(run.options, run.data(), None).eval()
+    return started_flow(run.options, run.data()).eval()
 
 
 def _install_weights(flow: Trainable, run: Path) -> None:
