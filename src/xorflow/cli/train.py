@@ -177,7 +177,7 @@ def _train_one(
                 chosen = _combined(options or Options(), given)
                 if chosen.code_p0 is not None:
                     typer.echo(
-                        "fitting a code before the first epoch, for as long as some 30 epochs take", err=True
+                        "fitting a code before the first epoch, for as long as some 50 epochs take", err=True
                     )
                 result = training.train_run(chosen, folder, display, model=model)
     except Interrupted:

@@ -36,9 +36,9 @@ from xorflow.flows import LatentFlow
 
 _STILL = 0.002
 """A feature that differs from its usual value in fewer rows than this hardly varies."""
-_GROUPS = 4
+_GROUPS = 2
 """Of slots, each of about one flip, in all layers that write."""
-_PASSES = 10
+_PASSES = 20
 """Over the data, of each layer that writes."""
 _OF_WORDS, _OF_TEACHING = 0.2, 0.2
 """The parts of them in which the words alone are fitted, and then the writer alone, to the best of them."""
