@@ -12,7 +12,7 @@ from xorflow.errors import ConfigError
 from xorflow.experiments.budgets import write_digits
 from xorflow.flows import read_on
 from xorflow.training import Options, build_data, codes, independent_nll, open_run, train_run
-from xorflow.training.codes import at_most_one
+from xorflow.training.codes import few_flips, subsets_of
 from xorflow.training.run import started_flow
 from xorflow.training.storage import load_tensors
 
@@ -136,18 +136,20 @@ def test_something_must_be_left_to_train() -> None:
 # ---- codes ----
 
 
-def test_at_most_one_flip_is_a_part_of_all_choices() -> None:
+@pytest.mark.parametrize("most", [1, 2])
+def test_few_flips_are_a_part_of_all_choices(most: int) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(5, 4, generator=generator, dtype=torch.float64)
     worth = torch.randn(
         5, 4, generator=generator, dtype=torch.float64
     )  # additive, as of words that do not overlap
-    chosen = torch.tensor([[0, 2]]).expand(5, 2)
-    found = at_most_one(logits, chosen, worth.gather(1, chosen))
+    chosen = torch.tensor([[0, 2, 3]]).expand(5, 3)
+    subsets = subsets_of(3, most).double()
+    found = few_flips(logits, chosen, subsets, worth.gather(1, chosen) @ subsets.T)
     every = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 4)  # (16, 4)
     chances = torch.distributions.Bernoulli(logits=logits[:, None]).log_prob(every).sum(-1)  # (5, 16)
     gains = worth @ every.T
-    allowed = (every.sum(1) <= 1) & (every[:, [1, 3]].sum(1) == 0)
+    allowed = (every.sum(1) <= most) & (every[:, 1] == 0)
     assert torch.allclose(found, (chances + gains)[:, allowed].logsumexp(1), rtol=0, atol=1e-12)
     assert bool((found <= (chances + gains).logsumexp(1)).all())
 
@@ -188,7 +190,6 @@ def test_a_code_is_worth_more_than_it_costs(
 ) -> None:
     monkeypatch.setattr(codes, "_LEAST_STEPS", 1200)
     monkeypatch.setattr(codes, "_RATE", 1e-2)
-    monkeypatch.setattr(codes, "_GROUPS", 1)
     flow = new_flow(code_options(reader, layers, start=str(reader / "run"), code_p0=0.9))
     before, rows = open_run(reader / "run").latent, coins()[1:].to(torch.uint8)
     fixed = FactorisedBase(64)

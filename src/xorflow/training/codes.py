@@ -6,13 +6,13 @@ features costs :math:`\log\frac{1-\beta}{\beta}` more, whichever it is: 2.2 nats
 what it sees, and the last layer, which meets the slots first in its ordering, knows more of the data before it comes to them.
 
 What should the flip say? A flipped slot k shifts the last layer's logits by a word :math:`w_k`, through direct connections, and
-changes the log-likelihood of a row, on the base that the flow is read on, by :math:`s_k`, its price included. The layer that
-writes flips slot k with chance :math:`\sigma(a_k(x))`, independently of the others, so that for any set C of slots
+changes the log-likelihood of a row, on the base that the flow is read on, by :math:`s(u)`, prices included. The layer that
+writes flips slot k with chance :math:`\sigma(a_k(x))`, independently of the others, so that for any rows u of a set U
 
-.. math:: \log \sum_u p(u)\, e^{s(u)} \;\ge\; \log\Big(1 + \sum_{k \in C} e^{a_k + s_k}\Big) - \sum_k \log\big(1 + e^{a_k}\big),
+.. math:: \log \sum_u p(u)\, e^{s(u)} \;\ge\; \log \sum_{u \in U} e^{a \cdot u + s(u)} - \sum_k \log\big(1 + e^{a_k}\big).
 
-the part of all u with no flip or one in C. With C the slots that would be worth most, whether they are likely to be written or
-not, this is what the writer and the words are trained by: no choice is drawn, and what should be written is known at once.
+With U all rows of at most two flips among the slots that would be worth most, likely to be written or not, this is what the
+writer and the words are trained by: no choice is drawn, and what should be written is known at once.
 
 From noise near the identity nothing of the kind is found: flips cost something at once, and are worth something only once the
 last layer has learned to read them. The words are therefore fitted first, to a writer that always picks the best one; then the
@@ -21,6 +21,7 @@ writer is taught what that would pick.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -36,8 +37,8 @@ from xorflow.flows import LatentFlow
 
 _STILL = 0.002
 """A feature that differs from its usual value in fewer rows than this hardly varies."""
-_GROUPS = 2
-"""Of slots, each of about one flip, in all layers that write."""
+_FLIPS = 2
+"""At most, of a row, in all layers that write; at least one in each."""
 _PASSES = 20
 """Over the data, of each layer that writes."""
 _OF_WORDS, _OF_TEACHING = 0.2, 0.2
@@ -48,22 +49,32 @@ _QUIET, _SILENT = -7.0, -20.0
 """The logits at which flips of slots, and of all other features, begin."""
 _LOUD = 2.0
 """How much of a row's own residual its word begins with."""
-_CHOSEN = 4
-"""Slots whose worth to a row is computed, of each group."""
+_CHOSEN = 3
+"""Slots that are considered for each flip of a row."""
 _LEAK = 0.05
 """The part of a plain likelihood in what a word is worth: a feature that the base holds certain has no gradient otherwise."""
 
 
-def at_most_one(logits: Tensor, chosen: Tensor, gains: Tensor) -> Tensor:
-    """log of the sum of p(u) exp(gain) over u with no flip, or one of those chosen.
+def few_flips(logits: Tensor, chosen: Tensor, subsets: Tensor, gains: Tensor) -> Tensor:
+    """log of the sum of p(u) exp(gain) over some rows u (B,).
 
     Args:
         logits: (B, N) of the flips.
-        chosen: (B, C) which of them may be made.
-        gains: (B, C) what each of those is worth.
+        chosen: (B, C) the slots that may be flipped.
+        subsets: (M, C) which of them each of the rows flips, as zeros and ones.
+        gains: (B, M) what each is worth.
     """
-    none = logits.new_zeros(len(logits), 1)
-    return torch.cat((none, logits.gather(-1, chosen) + gains), -1).logsumexp(-1) - softplus(logits).sum(-1)
+    return (logits.gather(-1, chosen) @ subsets.T + gains).logsumexp(-1) - softplus(logits).sum(-1)
+
+
+def subsets_of(count: int, most: int) -> Tensor:
+    """All ways (M, count) to take at most so many of some, as zeros and ones; none comes first.
+
+    >>> subsets_of(2, 1).tolist()
+    [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    """
+    ways = [way for size in range(most + 1) for way in itertools.combinations(range(count), size)]
+    return torch.tensor([[float(place in way) for place in range(count)] for way in ways])
 
 
 def start_from_code(
@@ -88,9 +99,9 @@ def start_from_code(
     every = torch.cat(slots)
     reader.connect_directly(every, torch.zeros(len(every), flow.features, device=device))
     steps = max(_LEAST_STEPS, _PASSES * len(rows) // _BATCH)
-    groups = max(1, _GROUPS // (flow.depth - 1))
+    flips = max(1, _FLIPS // (flow.depth - 1))
     for index, own in enumerate(slots):
-        words = _Fit(flow, index, own, groups, p0, rows).run(steps)
+        words = _Fit(flow, index, own, flips, p0, rows).run(steps)
         reader.connect_directly(own, words)
     flow.to(home)
 
@@ -130,21 +141,20 @@ class _Fit:
     """Of the layer `index` of a flow to its slots, and of their words."""
 
     def __init__(
-        self, flow: LatentFlow, index: int, slots: Tensor, groups: int, p0: float, rows: _Rows
+        self, flow: LatentFlow, index: int, slots: Tensor, flips: int, p0: float, rows: _Rows
     ) -> None:
         self.flow, self.index, self.slots, self.rows = flow, index, slots, rows
         self.writer, self.reader = flow.layers[index].conditioner, flow.layers[-1].conditioner
-        # neighbours in different groups, so that each has slots of every kind
-        self.groups = [torch.arange(g, len(slots), groups, device=slots.device) for g in range(groups)]
+        self.flips = flips
+        self.subsets = subsets_of(min(flips * _CHOSEN, len(slots)), flips).to(slots.device)
         left = torch.ones(flow.features, dtype=torch.bool, device=slots.device)
         left[slots] = False
         self.others = left.nonzero().flatten()  # which must not be flipped
         self.low = 1 - p0
         self.price = math.log(p0 / (1 - p0))
         rank = _order(self.reader, slots.device).argsort()
-        self.reach = (
-            rank[None, :] > rank[slots, None]
-        ).float()  # (N, D): what the last layer's ordering lets a word say
+        # (N, D): what the last layer's ordering lets a word say
+        self.reach = (rank[None, :] > rank[slots, None]).float()
         self.words = torch.zeros(len(slots), flow.features, device=slots.device, requires_grad=True)
 
     def run(self, steps: int) -> Tensor:
@@ -203,55 +213,45 @@ class _Fit:
         return torch.logit(beta + (1 - 2 * beta) * flip, eps=1e-6)
 
     def _best_words(self, x: Tensor, logits: Tensor) -> Tensor:
-        """What the best words gain (B,), one after the other, as many as there are groups, each of all slots."""
+        """What the best words gain (B,), one after the other."""
         words, taken = self.words * self.reach, x[:, self.slots]
         total, logits = self._already(x, logits, words, taken)
-        for _ in self.groups:
-            best, gain = self._best(x, logits, words, taken)
+        for _ in range(self.flips):
+            gain, flip = self._best(x, logits, words, taken)
             total = total + gain
-            logits = self._after(logits, words, taken, best)
+            logits = logits + flip @ words.detach()
         return total
 
     def _taught(self, x: Tensor, logits: Tensor) -> Tensor:
-        """What the writer misses (B,) of the best flip of each group, if that is worth its price."""
+        """What the writer misses (B,) of the best flips, as far as they are worth their price."""
         with torch.no_grad():
             words, taken = self.words * self.reach, x[:, self.slots]
             _, logits = self._already(x, logits, words, taken)
             target = torch.zeros_like(x)
-            for group in self.groups:
-                best, gain = self._best(x, logits, words[group], taken[:, group])
-                best = best * (gain > 0)[:, None]
-                target[:, self.slots[group]] = best
-                logits = self._after(logits, words[group], taken[:, group], best)
+            for _ in range(self.flips):
+                gain, flip = self._best(x, logits, words, taken)
+                flip = flip * (gain > 0)[:, None]
+                target[:, self.slots] += flip.abs()
+                logits = logits + flip @ words
         written = self.writer({Source.STATE: x})
-        return binary_cross_entropy_with_logits(written, target, reduction="none").sum(-1)
+        return binary_cross_entropy_with_logits(written, target.clamp(max=1), reduction="none").sum(-1)
 
     def _bound(self, x: Tensor, logits: Tensor) -> Tensor:
-        """That of all groups (B,), each given a draw of those before it."""
         words, taken = self.words * self.reach, x[:, self.slots]
         written = self.writer({Source.STATE: x})
         total, logits = self._already(x, logits, words, taken)
-        for group in self.groups:
-            flips = written[:, self.slots[group]]
-            chosen, gains = self._most_worth(x, logits, words[group], taken[:, group])
-            total = total + at_most_one(flips, chosen, gains)
-            drawn = (self.rows.noise(flips.shape) < torch.sigmoid(flips)).to(x.dtype)
-            logits = self._after(logits, words[group], taken[:, group], drawn)
-        return total - softplus(written[:, self.others]).sum(-1)
+        chosen = self._promising(x, logits, words, taken)
+        sign = 1 - 2 * taken.gather(-1, chosen)
+        shifts = self.subsets @ (sign[..., None] * words[chosen])  # (B, M, D)
+        after = self._worth(x[:, None], logits[:, None] + shifts)
+        gains = after - self._worth(x, logits)[:, None] - self.price * (sign @ self.subsets.T)
+        bound = few_flips(written[:, self.slots], chosen, self.subsets, gains)
+        return total + bound - softplus(written[:, self.others]).sum(-1)
 
     def _already(self, x: Tensor, logits: Tensor, words: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
         """What slots that the data themselves take are worth, and the logits with them."""
         shifted = logits + taken @ words
         return self._worth(x, shifted) - self._worth(x, logits), shifted
-
-    def _after(self, logits: Tensor, words: Tensor, taken: Tensor, flips: Tensor) -> Tensor:
-        return logits + ((1 - 2 * taken) * flips) @ words.detach()
-
-    def _best(self, x: Tensor, logits: Tensor, words: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
-        """The flip (B, N) that is worth most, and what it is worth (B,)."""
-        chosen, gains = self._most_worth(x, logits, words, taken)
-        gain, place = gains.max(-1, keepdim=True)
-        return torch.zeros_like(taken).scatter(-1, chosen.gather(-1, place), 1.0), gain[:, 0]
 
     def _worth(self, x: Tensor, logits: Tensor) -> Tensor:
         """The log-likelihood of rows on the base that is read on; certain features keep a little of their gradient."""
@@ -263,17 +263,36 @@ class _Fit:
         """Where the base leaves room: elsewhere a feature is certain, and nothing can be gained."""
         return ((one > self.low) & (one < 1 - self.low)).to(one.dtype)
 
-    def _most_worth(self, x: Tensor, logits: Tensor, words: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
-        """The slots (B, C) whose flip would be worth most by a second-order guess, and what each is really worth."""
-        sign = 1 - 2 * taken
-        with torch.no_grad():
-            one = torch.sigmoid(logits)
-            residual, variance = (x - one) * self._reachable(one), one * (1 - one)
-            guess = sign * (residual @ words.T - self.price) - 0.5 * variance @ words.square().T
-            chosen = guess.topk(min(_CHOSEN, len(words)), -1).indices
-        sign = sign.gather(-1, chosen)
+    @torch.no_grad()
+    def _guess(self, x: Tensor, logits: Tensor, words: Tensor, taken: Tensor) -> Tensor:
+        """To second order, what the flip of each slot is worth (B, N)."""
+        one = torch.sigmoid(logits)
+        residual, variance = (x - one) * self._reachable(one), one * (1 - one)
+        return (1 - 2 * taken) * (residual @ words.T - self.price) - 0.5 * variance @ words.square().T
+
+    @torch.no_grad()
+    def _promising(self, x: Tensor, logits: Tensor, words: Tensor, taken: Tensor) -> Tensor:
+        """Slots (B, C) that are worth most, and those that are once the best of them is flipped, and so on."""
+        found: list[Tensor] = []
+        free = torch.ones_like(taken)
+        while sum(part.shape[-1] for part in found) < self.subsets.shape[-1]:
+            guess = self._guess(x, logits, words, taken).masked_fill(free == 0, -math.inf)
+            left = self.subsets.shape[-1] - sum(part.shape[-1] for part in found)
+            found.append(guess.topk(min(_CHOSEN, left), -1).indices)
+            free = free.scatter(-1, found[-1], 0)
+            best = found[-1][:, :1]
+            logits = logits + (1 - 2 * taken.gather(-1, best)) * words[best[:, 0]]
+        return torch.cat(found, -1)
+
+    def _best(self, x: Tensor, logits: Tensor, words: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
+        """What the best flip is worth (B,), and that flip (B, N): 1 where a slot is taken, -1 where one is given up."""
+        chosen = self._guess(x, logits, words, taken).topk(min(_CHOSEN, len(words)), -1).indices
+        sign = 1 - 2 * taken.gather(-1, chosen)
         after = self._worth(x[:, None], logits[:, None] + sign[..., None] * words[chosen])
-        return chosen, after - self._worth(x, logits)[:, None] - sign * self.price
+        gains = after - self._worth(x, logits)[:, None] - sign * self.price
+        gain, place = gains.max(-1, keepdim=True)
+        flip = torch.zeros_like(taken).scatter(-1, chosen.gather(-1, place), sign.gather(-1, place))
+        return gain[:, 0], flip
 
 
 class _Rows:
