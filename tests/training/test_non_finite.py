@@ -17,6 +17,7 @@ from xorflow.flows import LatentFlow, Mixture
 from xorflow.training import Interrupted, Options, resume_run, train_run
 from xorflow.training.checkpoint import load_snapshot
 from xorflow.training.failure import where_not_finite
+from xorflow.training.run import begin_run, complete_run
 
 WILD = {"optimiser": "sgd", "lr": 1e30, "schedule": "constant"}
 
@@ -147,3 +148,15 @@ def test_finite_weights_whose_layer_overflows_are_found(layer: int) -> None:
     found = where_not_finite(weights, flow, rows)
     assert found == f"; all weights are finite, and the output of the network in layer {layer + 1} is not"
     assert where_not_finite(weights, Mixture([flow, flow]), rows) == found
+
+
+def test_where_steps_are_not_looked_at_the_layer_is_still_found(tmp_path: Path) -> None:
+    """As on a GPU, where losses are read at the end of an epoch: by then certain choices may have stopped all gradients."""
+    trainer = begin_run(
+        tiny_options(rows_file(tmp_path / "rows.npy"), base="fixed", **WILD), tmp_path / "run"
+    )
+    trainer.machinery = dataclasses.replace(trainer.machinery, check=None)
+    with pytest.raises(
+        TrainingError, match=r"is not finite at step \d+ \(epoch 1\).* in layer 1 .*not looked at one by one"
+    ):
+        complete_run(trainer)

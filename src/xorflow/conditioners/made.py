@@ -168,9 +168,8 @@ class MADE(Conditioner):
         assert self.skip is not None
         assert self.states.flat == self.choices.flat == self.skip.weight.shape[1] == self.features
         assert self.order is not None
-        columns = ranks(self.order).to(inputs.device)[
-            inputs
-        ]  # inside the network, inputs are in the ordering
+        # inside the network, inputs are arranged in the ordering
+        columns = ranks(self.order).to(inputs.device)[inputs]
         first.weight[:, columns] = 0
         allowed = self.skip.mask[:, columns].to(weights)
         self.skip.weight[:, columns] = weights.to(self.skip.weight)[:, self._places].T * allowed

@@ -127,6 +127,12 @@ def _one(name: str, title: str, **changes: Any) -> DepthRow:
     return DepthRow(f"ar-1-{name}", title, "autoregressive", name, _ordered(1, **changes), **of_row)
 
 
+def _inward(name: str, title: str, **changes: Any) -> DepthRow:
+    """The rival of a code: one layer in the ordering of its reader, with direct connections as that has."""
+    given = {"order": "inward", "direct": True, "hidden": [_WIDTHS[1] - _DIRECT], **_PLAIN}
+    return _one(name, title, seeds=3, read="fixed", milliseconds=0.8, **given, **changes)
+
+
 def _reader(depth: int, **of_row: Any) -> DepthRow:
     """The last layer of a flow that will be this deep, trained as the strongest flow of depth 1 is, with fewer weights."""
     return DepthRow(
@@ -235,29 +241,8 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
         epochs=180,
         milliseconds=0.75,
     ),
-    _one(
-        "plain-inward",
-        "depth 1: plain likelihood, from the border inward, with direct connections, read on the fixed base",
-        seeds=3,
-        read="fixed",
-        order="inward",
-        direct=True,
-        hidden=[_WIDTHS[1] - _DIRECT],
-        milliseconds=0.8,
-        **_PLAIN,
-    ),
-    _one(
-        "plain-inward-long",
-        "depth 1: the same, three times as long",
-        seeds=3,
-        read="fixed",
-        order="inward",
-        direct=True,
-        hidden=[_WIDTHS[1] - _DIRECT],
-        epochs=180,
-        milliseconds=0.8,
-        **_PLAIN,
-    ),
+    _inward("plain-inward", "depth 1: plain likelihood, from the border inward, read on the fixed base"),
+    _inward("plain-inward-long", "depth 1: the same, three times as long", epochs=180),
     _one(
         "inward",
         "depth 1: exact marginal likelihood, from the border inward",

@@ -123,7 +123,7 @@ def choose_slots(rows: _Rows, flow: LatentFlow) -> list[Tensor]:
 
     A layer's slots come before those of the next one in its ordering, if all that write have one: the next sees them.
     """
-    ones = rows.draw(rows.some(20_000)).mean(0)
+    ones = rows.draw(20_000).mean(0)
     varies = torch.minimum(ones, 1 - ones)
     first = _order(flow.layers[-1].conditioner, ones.device)[: flow.features // 2]
     count = max(int((varies[first] < _STILL).sum()), len(first) // 2)
@@ -177,7 +177,7 @@ class _Fit:
         quiet = torch.full((self.flow.features,), _SILENT, device=self.slots.device)
         quiet[self.slots] = _QUIET
         self.writer.start_at(quiet)
-        x = self._states(self.rows.draw(self.rows.some(len(self.slots))))
+        x = self._states(self.rows.draw(len(self.slots)))
         one = torch.sigmoid(self._reads(x))
         found = _LOUD * (x - one) * self._reachable(one)
         self.words[: len(found)] = found
@@ -189,7 +189,7 @@ class _Fit:
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimiser, max(1, steps))
         for _ in range(steps):
             with torch.no_grad():
-                x = self._states(self.rows.draw(self.rows.some(_BATCH)))
+                x = self._states(self.rows.draw(_BATCH))
                 logits = self._reads(x)
             yield x, logits
             schedule.step()
@@ -237,6 +237,7 @@ class _Fit:
         return binary_cross_entropy_with_logits(written, target.clamp(max=1), reduction="none").sum(-1)
 
     def _bound(self, x: Tensor, logits: Tensor) -> Tensor:
+        """What the flips gain (B,), by the part of them that are few and promising."""
         words, taken = self.words * self.reach, x[:, self.slots]
         written = self.writer({Source.STATE: x})
         total, logits = self._already(x, logits, words, taken)
@@ -296,25 +297,19 @@ class _Fit:
 
 
 class _Rows:
-    """Training rows on a device, binarised afresh for each draw where they are intensities."""
+    """Training rows on a device in any order, grey values binarised afresh, and noise, all from one generator."""
 
     def __init__(self, train: Split, device: torch.device, generator: torch.Generator) -> None:
-        self._values = train.values.to(device)
-        self._stochastic = train.stochastic
-        self._generator = generator
+        self._split, self._generator = train.to(device), generator
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._split)
 
-    def some(self, count: int) -> Tensor:
+    def draw(self, count: int) -> Tensor:
+        """So many rows (count, D), or all of them if there are fewer, with replacement."""
         count = min(count, len(self))
-        return torch.randint(len(self), (count,), generator=self._generator, device=self._values.device)
+        index = torch.randint(len(self), (count,), generator=self._generator, device=self._split.device)
+        return self._split.gather(index, generator=self._generator).x.float()
 
-    def noise(self, shape: tuple[int, ...] | torch.Size) -> Tensor:
-        return torch.rand(shape, generator=self._generator, device=self._values.device)
-
-    def draw(self, index: Tensor) -> Tensor:
-        values = self._values[index]
-        if not self._stochastic:
-            return values.float()
-        return (self.noise(values.shape) * 255 < values).float()
+    def noise(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.rand(shape, generator=self._generator, device=self._split.device)
