@@ -45,7 +45,7 @@ that of its folder, and options of its own. What is given here overrides both.
 _PANELS = {
     "Data": "data validation test data_seed label",
     "Model": "recipe layers conditioner hidden earlier_hidden width blocks heads cell dropout reach order mixture shared mask "
-    "direct variant own posterior transform base p0 start code_p0 freeze",
+    "direct variant own posterior transform base p0 start code freeze",
     "Training": "estimator epochs batch_size accumulate lr schedule warmup optimiser weight_decay clip average "
     "validate_every select precision compile",
     "Run": "seed device checkpoint_seconds evaluation_samples tensorboard",
@@ -174,12 +174,9 @@ def _train_one(
                 kept = options.to_json() if options else {}
                 result = training.resume_run(folder, kept | given, display)
             else:
-                chosen = _combined(options or Options(), given)
-                if chosen.code_p0 is not None:
-                    typer.echo(
-                        "fitting a code before the first epoch, for as long as some 50 epochs take", err=True
-                    )
-                result = training.train_run(chosen, folder, display, model=model)
+                result = training.train_run(
+                    _combined(options or Options(), given), folder, display, model=model
+                )
     except Interrupted:
         typer.echo(f"stopped and saved; continue with: {again}", err=True)
         raise typer.Exit(130) from None

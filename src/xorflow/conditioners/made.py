@@ -160,19 +160,25 @@ class MADE(Conditioner):
         last.bias.copy_(logits.flatten().to(last.bias)[self._places])
 
     @torch.no_grad()
-    def connect_directly(self, inputs: Tensor, weights: Tensor) -> None:
-        """Let some features of the state act through direct connections alone: `weights` (N, D) on the logits, as far as the
-        ordering lets them. For binary data, and a MADE with direct connections that sees the state alone."""
-        first = self.net[0]
-        assert isinstance(first, MaskedLinear)
-        assert self.skip is not None
-        assert self.states.flat == self.choices.flat == self.skip.weight.shape[1] == self.features
+    def clear_direct(self) -> None:
+        """Make the logits independent of direct connections."""
+        self._direct().weight.zero_()
+
+    @torch.no_grad()
+    def set_direct(self, inputs: Tensor, outputs: Tensor, weights: Tensor) -> None:
+        """Set the direct connections (I, O) from some features of the state to the logits of others, as far as the ordering
+        lets them. For binary data, and a MADE that sees the state alone and has direct connections or no hidden layers."""
+        direct = self._direct()
+        assert self.states.flat == self.choices.flat == direct.weight.shape[1] == self.features
         assert self.order is not None
-        # inside the network, inputs are arranged in the ordering
-        columns = ranks(self.order).to(inputs.device)[inputs]
-        first.weight[:, columns] = 0
-        allowed = self.skip.mask[:, columns].to(weights)
-        self.skip.weight[:, columns] = weights.to(self.skip.weight)[:, self._places].T * allowed
+        place = ranks(self.order)  # inside the network, inputs and outputs are arranged in the ordering
+        rows, columns = place[outputs][:, None], place[inputs]
+        direct.weight[rows, columns] = weights.T.to(direct.weight) * direct.mask[rows, columns]
+
+    def _direct(self) -> MaskedLinear:
+        direct = self.skip if self.hidden else self.net[0]
+        assert isinstance(direct, MaskedLinear)
+        return direct
 
 
 def _unless_identity(index: Tensor) -> Tensor | None:

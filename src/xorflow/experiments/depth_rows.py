@@ -82,13 +82,7 @@ class DepthRow:
 _WIDTHS = {1: 8192, 2: 4096, 4: 2048, 8: 1024}
 """Of the hidden layers, by depth: together always the same number of weights."""
 _DIRECT = 784 // 2
-"""Hidden units that have as many weights as the direct connections of a layer."""
-_READERS = {2: 6144, 4: 4608, 8: 2944}
-_WRITERS = {
-    depth: (_WIDTHS[1] - depth * _DIRECT - reader) // (depth - 1) for depth, reader in _READERS.items()
-}
-"""Of the last layer, which reads a code, and of those before it, which write it."""
-
+"""Hidden units that have as many weights as the direct connections of a layer, or one that writes a code."""
 _ORDERED: Recipe = {
     "batch_size": 256,
     "lr": 2e-3,
@@ -133,40 +127,26 @@ def _inward(name: str, title: str, **changes: Any) -> DepthRow:
     return _one(name, title, seeds=3, read="fixed", milliseconds=0.8, **given, **changes)
 
 
-def _reader(depth: int, **of_row: Any) -> DepthRow:
-    """The last layer of a flow that will be this deep, trained as the strongest flow of depth 1 is, with fewer weights."""
-    return DepthRow(
-        f"ar-1-reader-{depth}",
-        f"depth 1: plain likelihood, from the border inward, the last layer of the flow of depth {depth} below",
-        "autoregressive",
-        f"reader {depth}",
-        _ordered(1, order="inward", direct=True, hidden=[_READERS[depth]], **_PLAIN),
-        read="fixed",
-        **of_row,
-    )
-
-
-def _code(depth: int, **of_row: Any) -> DepthRow:
-    """Layers that are fitted to write what the reader gains most from; then it is trained to read that."""
+def _code(depth: int, code: str, **of_row: Any) -> DepthRow:
+    """Layers that write what some pixels are into blank ones, and one that reads it, trained as its rival is."""
     training = _ordered(
         depth,
-        order=",".join(["outward"] * (depth - 1) + ["inward"]),
+        order="inward",
         direct=True,
-        hidden=[_READERS[depth]],
-        earlier_hidden=[_WRITERS[depth]],
-        code_p0=0.9,
+        hidden=[_WIDTHS[1] - depth * _DIRECT],
+        code=code,
         freeze=depth - 1,
         estimator="marginal:samples=1",
         **_PLAIN,
     )
     return DepthRow(
         f"ar-{depth}-code",
-        f"depth {depth}: layers that write a code of the image into blank pixels, and one that reads it",
+        f"depth {depth}: layers that write pixels as words into blank ones, and one that reads them",
         "autoregressive",
         "code",
         training,
         read="fixed",
-        start=f"ar-1-reader-{depth}",
+        samples=_FEWER_SAMPLES,
         **of_row,
     )
 
@@ -251,12 +231,9 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
     ),
     _one("half", "depth 1: exact marginal likelihood, half the weights", hidden=[4096], milliseconds=0.18),
     _entropy(1, 0.25),
-    _reader(2, seeds=3, milliseconds=0.7),
-    _code(2, seeds=3, milliseconds=0.9),
-    _reader(4, milliseconds=0.25),
-    _code(4, milliseconds=0.5),
-    _reader(8, milliseconds=0.2),
-    _code(8, milliseconds=0.8),
+    _code(2, "3x7", seeds=3, milliseconds=0.8),
+    _code(4, "3x7", milliseconds=0.5),
+    _code(8, "7x6", milliseconds=0.8),
     _from_identity(2, 0.7, "natural"),
     _from_identity(4, 0.8, "natural"),
     _from_identity(8, 1.1, "natural"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from xorflow.conditioners import (
     resolve_order,
 )
 from xorflow.conditioners.base import Source
-from xorflow.conditioners.orderings import OF_IMAGES
+from xorflow.conditioners.orderings import OF_IMAGES, Order
 from xorflow.data import Dataset, Split
 from xorflow.errors import ConfigError
 from xorflow.estimators import (
@@ -48,7 +49,8 @@ from xorflow.estimators import (
     StraightThroughGumbel,
 )
 from xorflow.flows import LatentFlow, Layer, Mixture
-from xorflow.training.options import Options
+from xorflow.training.codes import Code, choose_code
+from xorflow.training.options import STARTS, Options
 from xorflow.training.step import Trainable
 from xorflow.transforms import ModularAffine, ModularShift, Transform
 
@@ -112,6 +114,9 @@ def _part(value: float) -> int | float:
 def build_flow(options: Options, dataset: Dataset) -> Trainable:
     """The flow, or the mixture of flows, that the options describe, with weights from the global generator of torch."""
     assert options.layers is not None
+    if options.code is not None:
+        order = resolve_order(options.order, dataset.features, _image_shape(dataset))
+        return _build_one(options, dataset, chosen_code(options, dataset).orders(order))
     if options.mixture == "none":
         return _build_one(options, dataset, layer_orders(options.order, options.layers))
     if options.layers > 1 or options.posterior != "none":
@@ -122,6 +127,25 @@ def build_flow(options: Options, dataset: Dataset) -> Trainable:
     first, *others = mixture_orders(options.mixture, _image_shape(dataset) is not None)
     flow = _build_one(options, dataset, [first])
     return Mixture([flow, *(_build_another(options, dataset, flow, order) for order in others)])
+
+
+def chosen_code(options: Options, dataset: Dataset) -> Code:
+    """The code that the options name, of this data."""
+    assert options.code is not None
+    assert options.layers is not None
+    needed = {"conditioner": "made", "direct": True, "variant": "state", "own": False, "posterior": "none"}
+    needed |= {"mixture": "none", "transform": "shift", "earlier_hidden": ()}
+    wrong = next((name for name, value in needed.items() if getattr(options, name) != value), None)
+    if wrong is not None or options.start not in STARTS or dataset.context_features:
+        raise ConfigError(
+            "code is for flows of MADEs with direct connections that start from data without context, the layers that write "
+            f"being linear: give --direct, and leave --{(wrong or 'start').replace('_', '-')} out, or --code"
+        )
+    if "," in options.order or options.order == "alternating":
+        raise ConfigError(
+            f"a code arranges the orderings itself, and --order names that of the other features, one; got {options.order!r}"
+        )
+    return choose_code(options.code, dataset.train, dataset.categories, options.layers)
 
 
 def _build_another(options: Options, dataset: Dataset, flow: LatentFlow, order: str) -> LatentFlow:
@@ -150,7 +174,7 @@ def mixture_orders(text: str, images: bool) -> list[str]:
 _MOST_COMPONENTS = 64
 
 
-def _build_one(options: Options, dataset: Dataset, orders: list[str]) -> LatentFlow:
+def _build_one(options: Options, dataset: Dataset, orders: Sequence[Order]) -> LatentFlow:
     transform = {"shift": ModularShift, "affine": ModularAffine}[options.transform](dataset.categories)
     # all generators before any posterior: whether there are posteriors does not change what the generators begin with
     nets = [_conditioner(options, dataset, index, order, transform) for index, order in enumerate(orders)]
@@ -174,7 +198,7 @@ def _image_shape(dataset: Dataset) -> tuple[int, ...] | None:
 
 
 def _conditioner(
-    options: Options, dataset: Dataset, index: int, order: str, transform: Transform
+    options: Options, dataset: Dataset, index: int, order: Order, transform: Transform
 ) -> Conditioner:
     shared, shape = _shared(dataset, transform), _image_shape(dataset)
     if options.conditioner == "made":
@@ -198,6 +222,8 @@ def _conditioner(
 def _hidden(options: Options, index: int) -> tuple[int, ...]:
     """The widths of a layer's network."""
     is_last = index + 1 == options.layers
+    if options.code is not None and not is_last:
+        return ()
     return options.hidden if is_last or not options.earlier_hidden else options.earlier_hidden
 
 
@@ -216,7 +242,7 @@ def layer_mask(mask: str, index: int) -> tuple[str, bool]:
 
 
 def _sequence_conditioner(
-    options: Options, dataset: Dataset, order: str, shared: dict[str, Any]
+    options: Options, dataset: Dataset, order: Order, shared: dict[str, Any]
 ) -> Conditioner:
     shape = _image_shape(dataset)
     if options.reach and shape is None:
@@ -248,7 +274,7 @@ def _sees(options: Options, index: int) -> dict[str, str]:
 
 
 def _posterior(
-    options: Options, dataset: Dataset, index: int, order: str, transform: Transform
+    options: Options, dataset: Dataset, index: int, order: Order, transform: Transform
 ) -> Conditioner | None:
     """The posterior of a layer: it sees the data and, beyond the first layer, what came before it."""
     if options.posterior == "none":

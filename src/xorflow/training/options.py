@@ -54,8 +54,8 @@ class Options:
         start: `data` begins with the output biases at the data's frequencies, `random` as the networks come; or RUN, the folder
             of a finished run, whose layers become the last ones, the others near the identity, and whose base is taken over
             unless p0 is given.
-        code_p0: with start=RUN, fit the layers before the run's to write, into features that hardly vary, what it gains most
-            from; flips are priced as on a base with this probability of 0.
+        code: GROUPSxFEATURES, as 3x7: the layers before the last write the values of that many features, as one flip a group,
+            into features that hardly vary, and the last one, a MADE with direct connections, reads them.
         freeze: how many layers, from the first, keep the weights that they start with.
         estimator: its name, with options as in `marginal:samples=8`.
         epochs: passes over the training data.
@@ -107,7 +107,7 @@ class Options:
     base: str = "learned"
     p0: float | None = None
     start: str = "data"
-    code_p0: float | None = None
+    code: str | None = None
     freeze: int = 0
     estimator: str = "marginal"
     epochs: int = 30
@@ -145,10 +145,8 @@ class Options:
             raise ConfigError(f"average is a decay of at least 0 and below 1; got {self.average}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout is a share of at least 0 and below 1; got {self.dropout}")
-        for name in ("p0", "code_p0"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < 1:
-                raise ConfigError(f"{name} is a probability strictly between 0 and 1; got {value}")
+        if self.p0 is not None and not 0 < self.p0 < 1:
+            raise ConfigError(f"p0 is a probability strictly between 0 and 1; got {self.p0}")
         if not 0 < self.lr < math.inf:
             raise ConfigError(f"lr is a number greater than 0; got {self.lr}")
         for name in ("hidden", "earlier_hidden"):
@@ -163,11 +161,6 @@ class Options:
             raise ConfigError(
                 f"start is one of {', '.join(STARTS)}, or the folder of a run, written with a slash, as in ./runs/demo; "
                 f"got {self.start!r}"
-            )
-        if self.code_p0 is not None and (self.start in STARTS or self.code_p0 <= 0.5):
-            raise ConfigError(
-                "code_p0 is above 0.5, for a run that starts from another, which reads the code; give --start RUN, or leave "
-                f"--code-p0 out; got {self.code_p0} and start {self.start!r}"
             )
         if self.freeze and self.freeze >= (self.layers or 0):
             raise ConfigError(
@@ -206,7 +199,7 @@ OF_A_MODEL = (
         "reach",
     ),
     *("order", "mixture", "shared", "mask", "direct"),
-    *("variant", "own", "posterior", "transform", "base", "p0"),
+    *("variant", "own", "posterior", "transform", "base", "p0", "code"),
 )
 """Options that describe a model, and mean nothing beside one that was built in Python."""
 

@@ -22,6 +22,7 @@ from xorflow.training.build import (
     build_data,
     build_estimator,
     build_flow,
+    chosen_code,
     estimator_text,
     start_from_data,
 )
@@ -243,11 +244,8 @@ def _start(options: Options, flow: Trainable, dataset: Dataset) -> None:
             raise ConfigError(f"--start names the folder of a finished run, and there is no folder {run}")
         before, words = open_run(run).latent, f"the run in {run}"
         start_from_flow(_single(flow, "--start RUN"), before, words, keep_base=options.p0 is not None)
-    if options.code_p0 is not None:
-        device = resolve_device(options.device)
-        start_from_code(
-            _single(flow, "--code-p0"), dataset.train, device, p0=options.code_p0, seed=options.seed
-        )
+    if options.code is not None:
+        start_from_code(_single(flow, "--code"), chosen_code(options, dataset), dataset.train)
     _freeze(options, flow)
 
 
