@@ -16,7 +16,7 @@ from xorflow.cli import main
 from xorflow.cli.depth import show_depths
 
 SMOKE = ("depth", "--budget", "smoke", "--device", "cpu")
-ROWS = "ar-1-marginal,ar-1-plain,ar-2-code,made-1-mixture,coupling-4-nested-posterior,coupling-2-random-ste"
+ROWS = "ar-1-marginal,ar-1-plain,ar-2-code,ar-2-onto,made-1-mixture,coupling-4-nested-posterior,coupling-2-random-ste"
 KEYS = {
     "id", "family", "base", "depth", "estimator", "greedy", "bound", "kind", "stderr", "refit", "flip_rates", "parameters",
     "seconds", "seeds", "effective_depth", "entropy", "ordering", "sampling_passes", "spread", "config",
@@ -40,8 +40,8 @@ def test_the_table(smoke: Path) -> None:
     table = read(smoke / "out/table.json")
     rows = {row["id"]: row for row in table["rows"]}
     assert list(rows) == [
-        "ar-1-marginal", "ar-1-plain", "ar-1-plain-own", "ar-1-reader-2", "ar-1-reader-2-own", "ar-2-code",
-        "ar-2-code-own", "made-1-mixture", "coupling-4-nested-posterior", "coupling-2-random-ste",
+        "ar-1-marginal", "ar-1-plain", "ar-1-plain-own", "ar-1-half", "ar-2-code", "ar-2-code-own", "ar-2-onto",
+        "made-1-mixture", "coupling-4-nested-posterior", "coupling-2-random-ste",
     ]  # fmt: skip
     for row in rows.values():
         assert row.keys() >= KEYS
@@ -53,8 +53,8 @@ def test_the_table(smoke: Path) -> None:
     assert rows["ar-1-plain"]["base"] == "fixed" != rows["ar-1-plain-own"]["base"]
     # on the base 0.9 / 0.1 nothing is below the cost of 64 zeros
     assert min(rows[name]["bound"] for name in ("ar-1-marginal", "ar-1-plain", "ar-2-code")) > 64 * 0.1053
-    assert rows["ar-2-code"]["config"]["start"] == "rows/ar-1-reader-2"
-    seconds = [rows[name]["seconds"] for name in ("ar-1-reader-2", "ar-2-code")]
+    assert rows["ar-2-onto"]["config"]["start"] == "rows/ar-1-half"
+    seconds = [rows[name]["seconds"] for name in ("ar-1-half", "ar-2-onto")]
     assert seconds == sorted(seconds)  # with those of the runs that they started from
     assert rows["coupling-4-nested-posterior"]["sampling_passes"] == 4
     assert rows["ar-1-marginal"]["sampling_passes"] == 64
@@ -80,17 +80,17 @@ def test_a_second_time_there_is_nothing_to_do(smoke: Path, xorflow: Command) -> 
 def test_what_is_missing_is_made_from_what_is_there(smoke: Path, xorflow: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(smoke / "out", out)
-    given = (*SMOKE, "--rows", "ar-2-code", "--out", out)
-    lost = [out / f"runs/ar-2-code.ours.seed0.{phase}.json" for phase in ("select", "final")]
+    given = (*SMOKE, "--rows", "ar-2-onto", "--out", out)
+    lost = [out / f"runs/ar-2-onto.ours.seed0.{phase}.json" for phase in ("select", "final")]
     figures = [read(path)["evaluation"]["nll"] for path in lost]
     for path in lost:
         path.unlink()
     # without the weights that the row starts from, it says so
     said = xorflow(*given, "--work", tmp_path / "empty")
     assert said.code == 2
-    assert "row ar-2-code starts from row ar-1-reader-2, whose weights are not in" in said.err
+    assert "row ar-2-onto starts from row ar-1-half, whose weights are not in" in said.err
     shutil.copytree(smoke / "work", tmp_path / "work")
-    shutil.rmtree(tmp_path / "work/smoke/ar-2-code.ours")
+    shutil.rmtree(tmp_path / "work/smoke/ar-2-onto.ours")
     kept = files(out / "runs")
     assert xorflow(*given, "--work", tmp_path / "work").code == 0
     assert [read(path)["evaluation"]["nll"] for path in lost] == figures

@@ -118,16 +118,18 @@ def test_a_context_of_the_wrong_width_is_refused(built, came):
         net({Source.STATE: torch.zeros(1, 2)}, torch.zeros(1, came) if came else None)
 
 
-def test_inputs_that_are_connected_directly_act_in_no_other_way() -> None:
+@pytest.mark.parametrize("hidden", [(), (16,)])
+def test_direct_connections_are_set_as_far_as_the_ordering_lets_them(hidden: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    net = MADE(6, hidden=(16,), order=[3, 0, 5, 1, 4, 2], direct=True).double()
+    net = MADE(6, hidden=hidden, order=[3, 0, 5, 1, 4, 2], direct=True).double()
     x = (torch.rand(20, 6) < 0.5).double()
-    inputs, weights = torch.tensor([0, 5]), torch.randn(2, 6, dtype=torch.float64)
-    others = x.clone()
-    others[:, inputs] = 0
-    before = net({Source.STATE: others})
-    net.connect_directly(inputs, weights)
+    net.clear_direct()
+    before = net({Source.STATE: x})
+    inputs, outputs = torch.tensor([0, 5]), torch.tensor([2, 3, 4])
+    weights = torch.randn(2, 3, dtype=torch.float64)
+    net.set_direct(inputs, outputs, weights)
     rank = ranks(net.order or ())
-    allowed = (rank[None, :] > rank[inputs][:, None]).double()  # each feature sees those before it
-    expected = before + x[:, inputs] @ (weights * allowed)
+    allowed = (rank[outputs] > rank[inputs][:, None]).double()  # each feature sees those before it
+    expected = before.clone()
+    expected[:, outputs] += x[:, inputs] @ (weights * allowed)
     assert torch.allclose(net({Source.STATE: x}), expected, rtol=0, atol=1e-12)

@@ -10,7 +10,7 @@ import torch
 from tiny_runs import read
 from xorflow.experiments.depth import packed
 from xorflow.report.depth import _paired, depth_markdown
-from xorflow.report.depth_blocks import NOT_RUN, depth_block
+from xorflow.report.depth_blocks import NOT_RUN, depth_block, depth_headline_block, depth_in_short_block
 from xorflow.report.depth_figure import draw_depths
 from xorflow.report.depth_words import verdict_words
 from xorflow.report.results import Results
@@ -100,7 +100,7 @@ def test_rows_of_fewer_seeds_do_not_decide_for_depth() -> None:
     seeds = {"seeds": [0, 1, 2], "spread": {"nll": {"std": 0.1}}}
     found = words(row("one", 1, 145.0, **seeds), row("two", 2, 143.0, **seeds), row("four", 4, 142.0))
     assert "by 2.00 nats" in found
-    assert "Of fewer seeds, `four` has at most 142.00 nats." in found
+    assert "A row of fewer seeds, `four`, has at most 142.00 nats." in found
 
 
 def test_bijections_of_one_layer_and_of_more() -> None:
@@ -128,7 +128,7 @@ def test_straight_through_has_the_better_of_its_readings() -> None:
 
 def test_couplings() -> None:
     found = words(coupling(2, 120.0), coupling(4, 110.0), coupling(2, 190.0, "straight-through"))
-    assert "`c-4-full-posterior` has at most 110.00 nats, and samples in 4 passes" in found
+    assert "`c-4-full-posterior`, has at most 110.00 nats, and samples in 4 passes" in found
     assert "Full-posterior: 120.0 at depth 2, 110.0 at depth 4; it falls with every step." in found
     hard = [coupling(depth, 190.0, "straight-through") | {"reading": "deterministic"} for depth in (2, 4)]
     assert "Straight-through, deterministic, refitted: 220.0 at depth 2, 220.0 at depth 4" in words(*hard)
@@ -148,8 +148,11 @@ def test_the_block_and_the_picture(tmp_path: Path) -> None:
     assert depth_block(tmp_path) == NOT_RUN
     found = table(row("one", 1, 145.0), row("two", 2, 143.0), coupling(2, 120.0))
     write_json(tmp_path / "depth/table.json", found | {"budget": "smoke"})
-    assert depth_block(tmp_path) == NOT_RUN
+    for block in (depth_block, depth_in_short_block, depth_headline_block):
+        assert block(tmp_path) == NOT_RUN
     write_json(tmp_path / "depth/table.json", found)
+    assert depth_headline_block(tmp_path).startswith("Depth ")
+    assert depth_headline_block(tmp_path).split("), ")[0] in depth_in_short_block(tmp_path)
     draw_depths(read(tmp_path / "depth/table.json"), tmp_path / "depth/depth.png")
     text = depth_block(tmp_path)
     assert "Depth pays on the fixed base" in text

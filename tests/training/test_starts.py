@@ -1,18 +1,14 @@
-"""Runs that begin with the weights of another, or with a code, and layers that keep what they begin with."""
+"""Runs that begin with the weights of another, and layers that keep what they begin with."""
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from xorflow import FactorisedBase, LatentFlow, evaluate, load
-from xorflow.data import Split
+from xorflow import LatentFlow, evaluate, load
 from xorflow.errors import ConfigError
 from xorflow.experiments.budgets import write_digits
-from xorflow.flows import read_on
-from xorflow.training import Options, build_data, codes, independent_nll, open_run, train_run
-from xorflow.training.codes import few_flips, subsets_of
+from xorflow.training import Options, build_data, independent_nll, open_run, train_run
 from xorflow.training.run import started_flow
 from xorflow.training.storage import load_tensors
 
@@ -131,103 +127,6 @@ def test_frozen_layers_keep_their_weights(digits: Path, tmp_path: Path) -> None:
 def test_something_must_be_left_to_train() -> None:
     with pytest.raises(ConfigError, match="fewer than the 2 that there are; got 2"):
         Options().replace(layers=2, freeze=2)
-
-
-# ---- codes ----
-
-
-@pytest.mark.parametrize("most", [1, 2])
-def test_few_flips_are_a_part_of_all_choices(most: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(5, 4, generator=generator, dtype=torch.float64)
-    worth = torch.randn(
-        5, 4, generator=generator, dtype=torch.float64
-    )  # additive, as of words that do not overlap
-    chosen = torch.tensor([[0, 2, 3]]).expand(5, 3)
-    subsets = subsets_of(3, most).double()
-    found = few_flips(logits, chosen, subsets, worth.gather(1, chosen) @ subsets.T)
-    every = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 4)  # (16, 4)
-    chances = torch.distributions.Bernoulli(logits=logits[:, None]).log_prob(every).sum(-1)  # (5, 16)
-    gains = worth @ every.T
-    allowed = (every.sum(1) <= most) & (every[:, 1] == 0)
-    assert torch.allclose(found, (chances + gains)[:, allowed].logsumexp(1), rtol=0, atol=1e-12)
-    assert bool((found <= (chances + gains).logsumexp(1)).all())
-
-
-def coins(rows: int = 600) -> torch.Tensor:
-    """Images of 8 x 8, blank but for five coins in the middle."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.zeros(rows, 8, 8)
-    x[:, 3, 2:7] = torch.randint(2, (rows, 5), generator=generator).float()
-    x[0] = 1  # data whose pixels never vary are refused
-    return x.flatten(1)
-
-
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of one layer, of a plain likelihood, from the border inward."""
-    folder = tmp_path_factory.mktemp("coins")
-    np.save(folder / "coins.npy", coins().reshape(-1, 8, 8).numpy().astype(np.uint8))
-    train_run(code_options(folder, layers=1, epochs=30, lr=0.01), folder / "run")
-    return folder
-
-
-def code_options(folder: Path, layers: int, **changes: object) -> Options:
-    order = ",".join(["outward"] * (layers - 1) + ["inward"])
-    given = FIXED | {
-        "data": str(folder / "coins.npy"),
-        "base": "learned",
-        "p0": 0.99999,
-        "hidden": [64],
-        "direct": True,
-    }
-    return Options().replace(**given | {"layers": layers, "order": order} | changes)
-
-
-@pytest.mark.parametrize("layers", [2, 3])
-def test_a_code_is_worth_more_than_it_costs(
-    reader: Path, layers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(codes, "_LEAST_STEPS", 1200)
-    monkeypatch.setattr(codes, "_RATE", 1e-2)
-    flow = new_flow(code_options(reader, layers, start=str(reader / "run"), code_p0=0.9))
-    before, rows = open_run(reader / "run").latent, coins()[1:].to(torch.uint8)
-    fixed = FactorisedBase(64)
-    one, more = (read_on(part, fixed) for part in (before, flow))
-    bound = evaluate.importance(more, rows, samples=200).nll
-    assert bound < evaluate.exact(one, rows).nll - 0.1
-    assert evaluate.greedy(more, rows).nll < evaluate.greedy(one, rows).nll - 0.1
-    inner = torch.zeros(8, 8, dtype=torch.bool)
-    inner[3, 2:7] = True
-    drawn = more.run(more.encode(rows), draws=torch.rand(len(rows), layers, 64), stop=layers - 1).u
-    assert not drawn[..., inner.flatten()].any()  # it is written where nothing else is
-    assert 0.1 < float(drawn.float().sum((1, 2)).mean()) < 4
-
-
-def test_slots_are_blank_pixels_that_later_layers_see(reader: Path) -> None:
-    flow = new_flow(code_options(reader, 3, start=str(reader / "run")))
-    rows = codes._Rows(Split(coins().to(torch.uint8)), torch.device("cpu"), torch.Generator().manual_seed(0))
-    first, second = codes.choose_slots(rows, flow)
-    assert not set(first.tolist()) & set(second.tolist())
-    assert float(coins()[1:, torch.cat((first, second))].sum()) == 0
-    rank = torch.tensor(flow.layers[0].conditioner.order).argsort()
-    assert int(rank[first].max()) < int(rank[second].min())
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"layers": 1, "order": "inward"}, "code_p0 is for flows of two layers or more on binary data"),
-        ({"start": "data"}, "for a run that starts from another"),
-        ({"code_p0": 0.4}, "code_p0 is above 0.5"),
-        ({"code_p0": 1.0}, "code_p0 is a probability strictly between 0 and 1"),
-    ],
-)
-def test_who_has_no_code(reader: Path, changes: dict, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        new_flow(
-            code_options(reader, **{"layers": 2, "start": str(reader / "run"), "code_p0": 0.9} | changes)
-        )
 
 
 # ---- couplings with posteriors ----

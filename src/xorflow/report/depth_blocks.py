@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from xorflow.report.depth import depth_markdown
-from xorflow.report.depth_words import verdict_words
+from xorflow.report.depth_words import short_words, verdict_words
 from xorflow.training.storage import read_json
 
 NOT_RUN = (
@@ -26,6 +26,18 @@ def depth_block(results: Path) -> str:
     if (results / "depth/depth.png").exists():
         parts.append("![Negative log-likelihood against depth](../results/depth/depth.png)")
     return "\n\n".join([*parts, depth_markdown(table, "###")])
+
+
+def depth_in_short_block(results: Path) -> str:
+    """What depth does, where the paper saw no use in it."""
+    table = _full_table(results)
+    return NOT_RUN if table is None else "\n".join(f"- {line}" for line in short_words(table))
+
+
+def depth_headline_block(results: Path) -> str:
+    """Whether depth pays where the paper says it does not."""
+    table = _full_table(results)
+    return NOT_RUN if table is None else " ".join(short_words(table)[:2])
 
 
 def _full_table(results: Path) -> dict[str, Any] | None:

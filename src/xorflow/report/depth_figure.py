@@ -25,7 +25,7 @@ def draw_depths(table: dict[str, Any], path: Path) -> None:
 
     Filled points are of the latent reading, hollow ones of the deterministic: greedy on the fixed base, refitted elsewhere.
     """
-    figure = Figure(figsize=(18, 6), layout="constrained")
+    figure = Figure(figsize=(18, 7), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     fixed = [r for r in table["rows"] if (r["family"], r["base"]) == ("autoregressive", "fixed")]
     _draw_beside_the_paper(left, fixed, table["paper"])
@@ -44,7 +44,7 @@ def draw_depths(table: dict[str, Any], path: Path) -> None:
         axes.set_xlabel("depth")
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=7, framealpha=0.7, loc="best")
+            axes.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.12))
     left.set_ylabel("negative log-likelihood of test data, nats")
     save_figure(figure, path)
 

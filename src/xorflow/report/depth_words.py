@@ -34,6 +34,15 @@ def verdict_words(table: dict[str, Any]) -> list[str]:
     return lines or ["No row is finished."]
 
 
+def short_words(table: dict[str, Any]) -> list[str]:
+    """What depth does, in a sentence or two for each setting."""
+    rows = table["rows"]
+    coupled = [r for r in rows if r["family"] == "coupling"]
+    on_fixed_base = _depth_on_fixed_base(rows, table["paired"])[:1]
+    nested = [r for r in coupled if r["series"] == "nested, posterior"]
+    return [*on_fixed_base, *_couplings(nested), *_against_straight_through(coupled)]
+
+
 def _best(rows: Sequence[Row], key: Callable[[Row], float] = lambda row: row["validation"]) -> Row | None:
     """The row that is best on validation data: the test data only say how good it is."""
     return min(rows, key=key, default=None)
@@ -55,7 +64,7 @@ def headline_pair(rows: Sequence[Row]) -> tuple[Row, Row] | None:
 def _nats(row: Row) -> str:
     """A row's likelihood, in words."""
     kind = "exactly" if row["kind"] == "exact" else "at most"
-    return f"`{row['id']}` has {kind} {row['bound']:.2f} nats"
+    return f"`{row['id']}`, has {kind} {row['bound']:.2f} nats"
 
 
 def _depth_on_fixed_base(rows: Sequence[Row], paired: dict[str, Any] | None) -> list[str]:
@@ -110,7 +119,7 @@ def _better_but_alone(deep: Row, rows: Sequence[Row]) -> list[str]:
     best = _best(fewer)
     if best is None or best["validation"] >= deep["validation"]:
         return []
-    return [f"Of fewer seeds, {_nats(best)}."]
+    return [f"A row of fewer seeds, {_nats(best)}."]
 
 
 def _over_seeds(row: Row) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from xorflow.errors import DataError
-from xorflow.report.depth_blocks import depth_block
+from xorflow.report.depth_blocks import depth_block, depth_headline_block, depth_in_short_block
 from xorflow.report.paper_blocks import (
     details_block,
     essence_block,
@@ -63,12 +63,13 @@ def data_block(results: Path) -> str:
 
 
 DOCUMENTS: dict[str, dict[str, Block]] = {
-    "README.md": {"demo": demo_block, "paper": essence_block},
+    "README.md": {"demo": demo_block, "paper": essence_block, "depth": depth_headline_block},
     "docs/data.md": {"data": data_block},
     "docs/results.md": {
         "verdict": verdict_block,
         "table": table_block,
         "meaning": meaning_block,
+        "depth": depth_in_short_block,
         "details": details_block,
     },
     "docs/conditioners.md": {"strong": strong_block},

@@ -115,8 +115,9 @@ def build_flow(options: Options, dataset: Dataset) -> Trainable:
     """The flow, or the mixture of flows, that the options describe, with weights from the global generator of torch."""
     assert options.layers is not None
     if options.code is not None:
+        code = chosen_code(options, dataset)
         order = resolve_order(options.order, dataset.features, _image_shape(dataset))
-        return _build_one(options, dataset, chosen_code(options, dataset).orders(order))
+        return _build_one(options, dataset, code.orders(order))
     if options.mixture == "none":
         return _build_one(options, dataset, layer_orders(options.order, options.layers))
     if options.layers > 1 or options.posterior != "none":

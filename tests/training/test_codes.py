@@ -1,0 +1,194 @@
+"""Codes: words that are written exactly, read exactly, and worth more than they cost."""
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tiny_runs import StopAt, assert_same_run
+from xorflow import FactorisedBase, LatentFlow, evaluate
+from xorflow.conditioners import MADE, Source
+from xorflow.data import Split
+from xorflow.errors import ConfigError
+from xorflow.flows import Layer, read_on
+from xorflow.training import Interrupted, Options, build_data, open_run, resume_run, train_run
+from xorflow.training.codes import choose_code, parse_code, start_from_code
+from xorflow.training.run import started_flow
+from xorflow.transforms import ModularShift
+
+COINS = 5
+
+
+def coins(rows: int = 600) -> torch.Tensor:
+    """Images of 8 x 8, blank but for five coins in the middle."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.zeros(rows, 8, 8)
+    x[:, 3, 2 : 2 + COINS] = torch.randint(2, (rows, COINS), generator=generator).float()
+    x[0] = 1  # data whose pixels never vary are refused
+    return x.flatten(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("coins")
+    np.save(path / "coins.npy", coins().reshape(-1, 8, 8).numpy().astype(np.uint8))
+    return path
+
+
+def options(folder: Path, **changes: object) -> Options:
+    given = {
+        "data": str(folder / "coins.npy"),
+        "base": "learned",
+        "p0": 0.99999,
+        "hidden": [32],
+        "direct": True,
+        "layers": 2,
+        "order": "inward",
+        "code": "1x5",
+        "freeze": 1,
+        "estimator": "marginal:samples=1",
+        "epochs": 30,
+        "lr": 0.01,
+        "batch_size": 50,
+        "device": "cpu",
+        "evaluation_samples": 2,
+    }
+    return Options().replace(**given | changes)
+
+
+def new_flow(chosen: Options) -> LatentFlow:
+    flow = started_flow(chosen, build_data(chosen))
+    assert isinstance(flow, LatentFlow)
+    return flow
+
+
+def every(count: int) -> torch.Tensor:
+    return torch.tensor(list(itertools.product((0.0, 1.0), repeat=count)))
+
+
+def rows_with(features: torch.Tensor, still: torch.Tensor) -> torch.Tensor:
+    """Rows that are still but for the features, which take all values."""
+    rows = still.repeat(2 ** len(features), 1)
+    rows[:, features] = every(len(features))
+    return rows
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_writers_flip_the_slot_of_the_word_and_nothing_else(layers: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = (torch.rand(400, 40, generator=generator) < 0.5).to(torch.uint8)
+    x[:, 20:30], x[:, 30:] = 0, 1  # slots that are usually 0, and usually 1
+    code = choose_code("2x3", Split(x), [2] * 40, layers)
+    assert [len(groups) for groups in code.writers] == ([2] if layers == 2 else [1, 1])
+    orders = code.orders(range(40))
+    assert len(orders) == layers
+    nets = [MADE(40, (), order=order) for order in orders[:-1]]
+    nets.append(MADE(40, (8,), order=orders[-1], direct=True))
+    flow = LatentFlow([Layer(net, ModularShift([2] * 40)) for net in nets], FactorisedBase(40))
+    start_from_code(flow, code, Split(x))
+    for group in code.groups:
+        assert set(group.slots.tolist()) <= set(range(20, 40))
+        assert len(group.words) == len(set(map(tuple, group.words.tolist()))) == 7  # all but the silent one
+        rows = rows_with(group.features, code.still)
+        trace = flow.run(flow.encode(rows.to(torch.uint8)), draws="greedy", stop=layers - 1)
+        changed = (trace.end.state != rows).float()
+        assert float(changed[:, group.features].sum()) == 0
+        spelled = (rows[:, None, group.features] == group.words).all(-1).float()  # (rows, words)
+        assert torch.equal(changed[:, group.slots], spelled)
+        # what was drawn is as certain as what is most probable
+        drawn = flow.run(
+            flow.encode(rows.to(torch.uint8)), draws=torch.rand(len(rows), layers, 40), stop=layers - 1
+        )
+        assert torch.equal(drawn.end.state, trace.end.state)
+        # and the last layer is sure of the features, before it is trained
+        logits = flow.layers[-1].conditioner({Source.STATE: trace.end.state})[:, group.features]
+        told = logits[spelled.any(1)]
+        assert bool(((told > 0).float() == rows[spelled.any(1)][:, group.features]).all())
+        assert float(told.detach().abs().min()) > 3
+
+
+def test_words_are_the_most_frequent_values_if_there_are_few_slots() -> None:
+    generator = torch.Generator().manual_seed(2)
+    chances = torch.tensor([0.5, 0.4, 0.3])
+    x = torch.zeros(2000, 8)
+    x[:, :3] = (torch.rand(2000, 3, generator=generator) < chances).float()
+    code = choose_code("1x3", Split(x.to(torch.uint8)), [2] * 8, 2)
+    (group,) = code.groups
+    assert sorted(group.features.tolist()) == [0, 1, 2]
+    assert len(group.slots) == 5
+    values, counts = x[:, group.features].unique(dim=0, return_counts=True)
+    frequent = values[counts.argsort(descending=True)]
+    assert {tuple(w) for w in group.words.tolist()} == {tuple(w) for w in frequent[1:6].tolist()}
+    silent = (x[:, None, group.features] != group.words).any(-1).all(-1)
+    assert torch.allclose(group.silence, x[silent][:, group.features].mean(0), atol=1e-3)
+
+
+def test_a_code_is_worth_what_it_was_computed_to_be(folder: Path, tmp_path: Path) -> None:
+    """Five coins cost 5 log 2 at depth 1; a flip of 31 costs 2.3 - 0.1, and coins that are certain 0.1 each."""
+    train_run(options(folder), tmp_path / "two")
+    train_run(options(folder, layers=1, code=None, freeze=0, estimator="marginal"), tmp_path / "one")
+    rows, fixed = coins()[1:].to(torch.uint8), FactorisedBase(64)
+    one, two = (read_on(open_run(tmp_path / name).latent, fixed) for name in ("one", "two"))
+    blank, flip = -math.log(0.9), math.log(9)
+    assert evaluate.exact(one, rows).nll == pytest.approx(59 * blank + COINS * math.log(2), abs=0.05)
+    found = evaluate.importance(two, rows, samples=2)
+    assert found.nll == pytest.approx(64 * blank + flip * 31 / 32, abs=0.1)
+    assert evaluate.greedy(two, rows).nll == pytest.approx(found.nll, abs=0.05)  # nothing is left to chance
+    uses = evaluate.layer_use(two, rows)
+    assert uses[0].flip_rate * 64 == pytest.approx(31 / 32, abs=0.05)
+
+
+def test_a_flow_with_a_code_is_a_distribution_and_is_sampled_from(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.zeros(500, 10)
+    x[:, 4:7] = torch.randint(2, (500, 3), generator=generator).float()
+    x[0] = 1
+    np.save(tmp_path / "few.npy", x.numpy().astype(np.uint8))
+    chosen = options(tmp_path, data=str(tmp_path / "few.npy"), code="1x3", order="natural", epochs=3)
+    train_run(chosen, tmp_path / "run")
+    flow = read_on(open_run(tmp_path / "run").latent, FactorisedBase(10)).double()
+    rows = every(10).to(torch.uint8)
+    chances = flow.log_likelihood(flow.encode(rows)).detach().exp()  # by enumeration of all choices
+    assert float(chances.sum()) == pytest.approx(1, abs=1e-9)
+    drawn = flow().sample((20_000,), generator=torch.Generator().manual_seed(0))
+    index = (drawn.long() * 2 ** torch.arange(9, -1, -1)).sum(1)
+    frequencies = torch.bincount(index, minlength=1024) / len(drawn)
+    errors = (frequencies - chances) / (chances * (1 - chances) / len(drawn)).sqrt()
+    often = chances > 1e-3  # about 20 draws or more
+    assert float(errors[often].abs().max()) < 5  # standard errors
+
+
+def test_a_run_with_a_code_resumes(folder: Path, tmp_path: Path) -> None:
+    train_run(options(folder, epochs=2), tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train_run(options(folder, epochs=2), tmp_path / "cut", StopAt({12}))
+    resume_run(tmp_path / "cut", {})
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("text", ["", "3", "x7", "0x7", "3x0", "3x13", "3 x 7", "-1x2", "3x7x2"])
+def test_what_is_no_code(text: str) -> None:
+    with pytest.raises(ConfigError, match="as in 3x7, at most 12 in a group; got"):
+        parse_code(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layers": 1, "freeze": 0}, "1x5 is for --layers 2 to 2; got 1"),
+        ({"layers": 3}, "1x5 is for --layers 2 to 2; got 3"),
+        ({"code": "9x7"}, "9x7 writes 63 into at least 9 others, and the data have 64 of 2 values"),
+        ({"direct": False}, "give --direct"),
+        ({"order": "outward,inward"}, "--order names that of the other features, one; got 'outward,inward'"),
+        ({"earlier_hidden": [8]}, "leave --earlier-hidden out"),
+        ({"posterior": "mlp"}, "leave --posterior out"),
+        ({"start": "./runs/other"}, "leave --start out"),
+        ({"mixture": "2"}, "leave --mixture out"),
+    ],
+)
+def test_who_has_no_code(folder: Path, changes: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        new_flow(options(folder, **changes))
