@@ -126,7 +126,8 @@ def _keyword(name: str, kind: Any, option: Any, default: Any = None) -> inspect.
 
 def _help_texts() -> dict[str, str]:
     """The lines of `Options`' docstring, by field."""
-    lines = re.findall(r"^\s+(\w+): (.+)$", inspect.getdoc(Options) or "", flags=re.MULTILINE)
+    found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(Options) or "", flags=re.MULTILINE)
+    lines = [(name, " ".join(text.split())) for name, text in found]
     # a text that begins with a value, such as `mnist`, keeps its small letter: that is how it is typed
     capital = {name: text if text.startswith("`") else text[0].upper() + text[1:] for name, text in lines}
     return {name: text.replace("`", "").replace("[", "\\[") for name, text in capital.items()}

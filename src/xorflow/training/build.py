@@ -134,13 +134,16 @@ def chosen_code(options: Options, dataset: Dataset) -> Code:
     """The code that the options name, of this data."""
     assert options.code is not None
     assert options.layers is not None
-    needed = {"conditioner": "made", "direct": True, "variant": "state", "own": False, "posterior": "none"}
-    needed |= {"mixture": "none", "transform": "shift", "earlier_hidden": ()}
+    needed = {"conditioner": "made", "variant": "state", "own": False, "posterior": "none", "mixture": "none"}
+    needed |= {"transform": "shift", "earlier_hidden": (), "label": False}
     wrong = next((name for name, value in needed.items() if getattr(options, name) != value), None)
-    if wrong is not None or options.start not in STARTS or dataset.context_features:
+    if options.start not in STARTS:
+        wrong = "start"
+    if wrong is not None or not options.direct:
+        remedy = "give --direct" if wrong is None else f"leave --{wrong.replace('_', '-')} out"
         raise ConfigError(
-            "code is for flows of MADEs with direct connections that start from data without context, the layers that write "
-            f"being linear: give --direct, and leave --{(wrong or 'start').replace('_', '-')} out, or --code"
+            "code is for flows of MADEs that see the state alone, the last one with direct connections and those before it "
+            f"linear, and that begin with the data: {remedy}, or leave --code out"
         )
     if "," in options.order or options.order == "alternating":
         raise ConfigError(
