@@ -406,8 +406,8 @@ def chosen_depths(names: str | None) -> tuple[DepthRow, ...]:
 
     A name with a star stands for all rows that fit it.
 
-    >>> [row.id for row in chosen_depths("ar-2-code")]
-    ['ar-1-reader-2', 'ar-2-code']
+    >>> [row.id for row in chosen_depths("ar-2-onto")]
+    ['ar-1-half', 'ar-2-onto']
     """
     if names is None:
         return DEPTH_ROWS
