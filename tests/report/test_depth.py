@@ -89,7 +89,7 @@ def test_time_is_compared_with_flows_of_as_many_weights() -> None:
     one, deep = row("one", 1, 145.0), row("two", 2, 143.0, seconds=30.0)
     assert "No flow of depth 1 had as much time: `one` trained longest, for 20 seconds" in words(one, deep)
     long = row("long", 1, 146.0, seconds=31.0)
-    assert "`long` of depth 1 trained for 31 seconds and has 146.00 nats." in words(one, long, deep)
+    assert "is `long`: 31 seconds, and 146.00 nats." in words(one, long, deep)
     small = row("small", 1, 150.0, seconds=60.0, parameters=6_000_000)
     assert "small" not in words(one, small, deep)
     quick = words(one, row("two", 2, 143.0, seconds=10.0))
@@ -152,7 +152,9 @@ def test_the_block_and_the_picture(tmp_path: Path) -> None:
         assert block(tmp_path) == NOT_RUN
     write_json(tmp_path / "depth/table.json", found)
     assert depth_headline_block(tmp_path).startswith("Depth ")
-    assert depth_headline_block(tmp_path).split("), ")[0] in depth_in_short_block(tmp_path)
+    assert depth_headline_block(tmp_path).replace(
+        ". The best latent", ".\n- The best latent"
+    ) in depth_in_short_block(tmp_path)
     draw_depths(read(tmp_path / "depth/table.json"), tmp_path / "depth/depth.png")
     text = depth_block(tmp_path)
     assert "Depth pays on the fixed base" in text

@@ -10,14 +10,13 @@ import torch
 
 from tiny_runs import StopAt, assert_same_run
 from xorflow import FactorisedBase, LatentFlow, evaluate
-from xorflow.conditioners import MADE, Source
+from xorflow.conditioners import Source
 from xorflow.data import Split
-from xorflow.errors import ConfigError
-from xorflow.flows import Layer, read_on
-from xorflow.training import Interrupted, Options, build_data, open_run, resume_run, train_run
-from xorflow.training.codes import choose_code, parse_code, start_from_code
+from xorflow.errors import CheckpointError, ConfigError
+from xorflow.flows import read_on
+from xorflow.training import Interrupted, Job, Options, build_data, open_run, resume_run, run_jobs, train_run
+from xorflow.training.codes import _most_independent, choose_code, parse_code
 from xorflow.training.run import started_flow
-from xorflow.transforms import ModularShift
 
 COINS = 5
 
@@ -76,38 +75,107 @@ def rows_with(features: torch.Tensor, still: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-@pytest.mark.parametrize("layers", [2, 3])
-def test_writers_flip_the_slot_of_the_word_and_nothing_else(layers: int) -> None:
+def tossed(rows: int = 400) -> torch.Tensor:
+    """Twenty coins, ten features that are 0 and ten that are 1."""
     generator = torch.Generator().manual_seed(1)
-    x = (torch.rand(400, 40, generator=generator) < 0.5).to(torch.uint8)
-    x[:, 20:30], x[:, 30:] = 0, 1  # slots that are usually 0, and usually 1
-    code = choose_code("2x3", Split(x), [2] * 40, layers)
+    x = (torch.rand(rows, 40, generator=generator) < 0.5).to(torch.uint8)
+    x[:, 20:30], x[:, 30:] = 0, 1
+    x[0] = 1 - x[0]
+    return x
+
+
+@pytest.fixture(scope="module")
+def of_tosses(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tosses") / "tosses.npy"
+    np.save(path, tossed().numpy())
+    return path
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_writers_flip_the_slot_of_the_word_and_nothing_else(of_tosses: Path, layers: int) -> None:
+    chosen = options(
+        of_tosses.parent, data=str(of_tosses), order="natural", code="2x3", layers=layers, validation=0.1
+    )
+    dataset = build_data(chosen)
+    code = choose_code("2x3", dataset.train, [2] * 40, layers)
     assert [len(groups) for groups in code.writers] == ([2] if layers == 2 else [1, 1])
-    orders = code.orders(range(40))
-    assert len(orders) == layers
-    nets = [MADE(40, (), order=order) for order in orders[:-1]]
-    nets.append(MADE(40, (8,), order=orders[-1], direct=True))
-    flow = LatentFlow([Layer(net, ModularShift([2] * 40)) for net in nets], FactorisedBase(40))
-    start_from_code(flow, code, Split(x))
+    flow = new_flow(chosen)
+    still = (code.ones > 0.5).float()
     for group in code.groups:
         assert set(group.slots.tolist()) <= set(range(20, 40))
         assert len(group.words) == len(set(map(tuple, group.words.tolist()))) == 7  # all but the silent one
-        rows = rows_with(group.features, code.still)
-        trace = flow.run(flow.encode(rows.to(torch.uint8)), draws="greedy", stop=layers - 1)
+        rows = rows_with(group.features, still)
+        x = flow.encode(rows.to(torch.uint8))
+        trace = flow.run(x, draws="greedy", stop=layers - 1)
         changed = (trace.end.state != rows).float()
         assert float(changed[:, group.features].sum()) == 0
         spelled = (rows[:, None, group.features] == group.words).all(-1).float()  # (rows, words)
         assert torch.equal(changed[:, group.slots], spelled)
-        # what was drawn is as certain as what is most probable
-        drawn = flow.run(
-            flow.encode(rows.to(torch.uint8)), draws=torch.rand(len(rows), layers, 40), stop=layers - 1
-        )
+        # what is drawn is what is most probable
+        drawn = flow.run(x, draws=torch.rand(len(rows), layers, 40), stop=layers - 1)
         assert torch.equal(drawn.end.state, trace.end.state)
         # and the last layer is sure of the features, before it is trained
         logits = flow.layers[-1].conditioner({Source.STATE: trace.end.state})[:, group.features]
         told = logits[spelled.any(1)]
         assert bool(((told > 0).float() == rows[spelled.any(1)][:, group.features]).all())
         assert float(told.detach().abs().min()) > 3
+
+
+def test_how_often_slots_are_one_after_writing(of_tosses: Path) -> None:
+    chosen = options(of_tosses.parent, data=str(of_tosses), order="natural", code="2x3")
+    flow, train = new_flow(chosen), build_data(chosen).train
+    code = choose_code("2x3", train, [2] * 40, 2)
+    written = flow.run(flow.encode(train.values), draws="greedy", stop=1).end.state
+    assert torch.allclose(code.written(), written.mean(0), atol=0.01)
+
+
+def test_data_whose_slots_are_usually_one_are_coded_as_well(folder: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "negative.npy", 1 - np.load(folder / "coins.npy"))
+    results = []
+    for name, data in (("coins", folder / "coins.npy"), ("negative", tmp_path / "negative.npy")):
+        train_run(options(folder, data=str(data)), tmp_path / name)
+        flow = read_on(open_run(tmp_path / name).latent, FactorisedBase(64))
+        rows = torch.from_numpy(np.load(data)).flatten(1)[1:]
+        results.append(evaluate.importance(flow, rows, samples=2).nll)
+    assert results[1] == pytest.approx(results[0], abs=0.1)
+
+
+def test_grey_values_are_coded_as_what_is_drawn_from_them() -> None:
+    grey = torch.zeros(3000, 12, dtype=torch.uint8)
+    grey[:, 2:5] = 128
+    split = Split(grey, stochastic=True)
+    code = choose_code("1x3", split, [2] * 12, 2)
+    (group,) = code.groups
+    assert sorted(group.features.tolist()) == [2, 3, 4]
+    assert code.ones[2:5].tolist() == pytest.approx([128 / 255] * 3)
+    assert group.told.tolist() == pytest.approx(
+        [1 / 8] * 7, abs=4 * (7 / 64 / 3000) ** 0.5
+    )  # standard errors
+    again = choose_code("1x3", split, [2] * 12, 2)
+    assert all(
+        torch.equal(a, b) for a, b in zip(vars(group).values(), vars(again.groups[0]).values(), strict=True)
+    )
+
+
+def test_each_feature_is_the_one_that_those_before_tell_least_of() -> None:
+    generator = torch.Generator().manual_seed(4)
+    sources = torch.randn(200, 5, generator=generator, dtype=torch.float64)
+    mixed = sources @ torch.randn(5, 9, generator=generator, dtype=torch.float64)  # of rank 5
+    covariance = torch.cov(mixed.T)
+    found = _most_independent(covariance, 7).tolist()
+    assert len(set(found)) == 7
+    for step in range(1, 5):
+        before = found[:step]
+        known = torch.linalg.solve(covariance[before][:, before], covariance[before])
+        left = covariance.diagonal() - (covariance[before] * known).sum(0)
+        assert int(left.argmax()) == found[step]
+
+
+def test_no_slots_no_code() -> None:
+    generator = torch.Generator().manual_seed(5)
+    x = (torch.rand(300, 40, generator=generator) < 0.5).to(torch.uint8)
+    with pytest.raises(ConfigError, match="fewer than one row in 10, and the data have 0 of them"):
+        choose_code("1x5", Split(x), [2] * 40, 2)
 
 
 def test_words_are_the_most_frequent_values_if_there_are_few_slots() -> None:
@@ -169,6 +237,33 @@ def test_a_run_with_a_code_resumes(folder: Path, tmp_path: Path) -> None:
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
 
 
+def test_the_code_stays_whatever_the_optimiser_does(folder: Path, tmp_path: Path) -> None:
+    chosen = options(folder, freeze=0, optimiser="adamw", weight_decay=0.1, epochs=2)
+    before = new_flow(chosen).layers[0].state_dict()
+    train_run(chosen, tmp_path / "run")
+    after = open_run(tmp_path / "run").latent.layers[0].state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_seeds_share_a_code(folder: Path, tmp_path: Path) -> None:
+    jobs = [Job(options(folder, epochs=1, seed=seed), tmp_path / str(seed), str(seed)) for seed in (0, 1)]
+    assert [outcome.error for outcome in run_jobs(jobs, 2)] == [None, None]
+    one, two = (open_run(tmp_path / str(seed)).latent for seed in (0, 1))
+    assert [layer.conditioner.order for layer in one.layers] == [
+        layer.conditioner.order for layer in two.layers
+    ]
+
+
+def test_a_run_does_not_go_on_with_another_code(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Interrupted):
+        train_run(options(folder, epochs=2), tmp_path / "cut", StopAt({12}))
+    monkeypatch.setattr("xorflow.training.codes._STILL", 0.0)
+    with pytest.raises(CheckpointError, match=r"make another model than the one in that file.*begin anew"):
+        resume_run(tmp_path / "cut", {})
+
+
 @pytest.mark.parametrize("text", ["", "3", "x7", "0x7", "3x0", "3x13", "3 x 7", "-1x2", "3x7x2"])
 def test_what_is_no_code(text: str) -> None:
     with pytest.raises(ConfigError, match="as in 3x7, at most 12 in a group; got"):
@@ -180,13 +275,14 @@ def test_what_is_no_code(text: str) -> None:
     [
         ({"layers": 1, "freeze": 0}, "1x5 is for --layers 2 to 2; got 1"),
         ({"layers": 3}, "1x5 is for --layers 2 to 2; got 3"),
-        ({"code": "9x7"}, "9x7 writes 63 into at least 9 others, and the data have 64 of 2 values"),
+        ({"code": "9x7"}, "9x7 writes 63 features into at least 9 others, and the data have 64"),
         ({"direct": False}, "give --direct"),
         ({"order": "outward,inward"}, "--order names that of the other features, one; got 'outward,inward'"),
         ({"earlier_hidden": [8]}, "leave --earlier-hidden out"),
         ({"posterior": "mlp"}, "leave --posterior out"),
         ({"start": "./runs/other"}, "leave --start out"),
         ({"mixture": "2"}, "leave --mixture out"),
+        ({"start": "random"}, "leave --start out"),
     ],
 )
 def test_who_has_no_code(folder: Path, changes: dict, words: str) -> None:

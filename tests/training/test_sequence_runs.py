@@ -149,11 +149,17 @@ def test_the_record_of_an_epoch_in_parts(tmp_path: Path) -> None:
 def test_compiled_blocks_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced and differentiated ahead of time, as any compiler is given them; evaluation and samples stay as they are."""
     monkeypatch.setattr("xorflow.conditioners.transformer._BACKEND", "aot_eager")
+    monkeypatch.setattr("xorflow.training.loop._COMPILED_ON", ("cpu",))
     results = []
     for compiled in (False, True):
         options = images(tmp_path, "transformer", dropout=0.0, compile=compiled)
         results.append(train_run(options, tmp_path / f"run-{compiled}"))
     assert results[1]["test"]["nll"] == pytest.approx(results[0]["test"]["nll"], abs=1e-5)
+
+
+def test_nothing_is_compiled_without_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xorflow.conditioners.transformer._BACKEND", "there is no such compiler")
+    train_run(images(tmp_path, "transformer", compile=True), tmp_path / "run")
 
 
 # ---- options ----

@@ -1,8 +1,8 @@
 """The rows of the question of depth, as data: which flows are compared, and how each is trained.
 
 Two settings. On the paper's fixed base, flows in orderings of depth 1, 2, 4 and 8 are compared at equal weights: about
-12.9 million, 8,192 hidden units in all, whichever layers they are in. On a learned base, couplings of depth 2 to 16, which
-sample in as many passes, must build the model from layers that leave most of the pixels alone.
+12.9 million, as of 8,192 hidden units in all, whichever layers they are in. On a learned base, couplings of depth 2 to 16,
+which sample in as many passes, must build the model from layers that leave most of the pixels alone.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class DepthRow:
 _WIDTHS = {1: 8192, 2: 4096, 4: 2048, 8: 1024}
 """Of the hidden layers, by depth: together always the same number of weights."""
 _DIRECT = 784 // 2
-"""Hidden units that have as many weights as the direct connections of a layer, or one that writes a code."""
+"""Hidden units that have as many weights as direct connections, or as a layer without hidden units, which writes a code."""
+
 _ORDERED: Recipe = {
     "batch_size": 256,
     "lr": 2e-3,
@@ -106,7 +107,7 @@ _GREEDY: Recipe = {
 }
 """Of the rows that are trained for their deterministic reading."""
 _FEWER_SAMPLES = 200
-"""Of the bound of rows that decide nothing."""
+"""Of the bound of rows that decide nothing, or whose choices are certain but for the last layer's, which are summed out."""
 
 
 _BOUND = "multi-sample:samples=4,sum_last=true"
@@ -122,7 +123,7 @@ def _one(name: str, title: str, **changes: Any) -> DepthRow:
 
 
 def _inward(name: str, title: str, **changes: Any) -> DepthRow:
-    """The rival of a code: one layer in the ordering of its reader, with direct connections as that has."""
+    """The rival of a code: one layer that goes through the image as the code's reader does, with direct connections as that."""
     given = {"order": "inward", "direct": True, "hidden": [_WIDTHS[1] - _DIRECT], **_PLAIN}
     return _one(name, title, seeds=3, read="fixed", milliseconds=0.8, **given, **changes)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from xorflow.report.depth import depth_markdown
-from xorflow.report.depth_words import short_words, verdict_words
+from xorflow.report.depth_words import headline_words, short_words, verdict_words
 from xorflow.training.storage import read_json
 
 NOT_RUN = (
@@ -37,7 +37,7 @@ def depth_in_short_block(results: Path) -> str:
 def depth_headline_block(results: Path) -> str:
     """Whether depth pays where the paper says it does not."""
     table = _full_table(results)
-    return NOT_RUN if table is None else " ".join(short_words(table)[:2])
+    return NOT_RUN if table is None else " ".join(headline_words(table))
 
 
 def _full_table(results: Path) -> dict[str, Any] | None:

@@ -36,11 +36,16 @@ def verdict_words(table: dict[str, Any]) -> list[str]:
 
 def short_words(table: dict[str, Any]) -> list[str]:
     """What depth does, in a sentence or two for each setting."""
-    rows = table["rows"]
-    coupled = [r for r in rows if r["family"] == "coupling"]
-    on_fixed_base = _depth_on_fixed_base(rows, table["paired"])[:1]
-    nested = [r for r in coupled if r["series"] == "nested, posterior"]
-    return [*on_fixed_base, *_couplings(nested), *_against_straight_through(coupled)]
+    coupled = [r for r in table["rows"] if r["family"] == "coupling"]
+    best = _best(coupled)
+    series = [] if best is None else [r for r in coupled if r["series"] == best["series"]]
+    return [*headline_words(table), *_couplings(series)[1:], *_against_straight_through(coupled)]
+
+
+def headline_words(table: dict[str, Any]) -> list[str]:
+    """Whether depth pays, and what it makes of couplings."""
+    coupled = [r for r in table["rows"] if r["family"] == "coupling"]
+    return [*_depth_on_fixed_base(table["rows"], table["paired"])[:1], *_couplings(coupled)[:1]]
 
 
 def _best(rows: Sequence[Row], key: Callable[[Row], float] = lambda row: row["validation"]) -> Row | None:
@@ -106,11 +111,17 @@ def _weights_and_time(one: Row, deep: Row, rows: Sequence[Row]) -> str:
     )
     if one["seconds"] >= deep["seconds"]:
         return text
+    patient = _best([r for r in rows if r["seconds"] >= deep["seconds"]])
+    if patient is not None:
+        return (
+            f"{text} With no less time than the deeper one, the best of depth 1 is `{patient['id']}`: {patient['seconds']:.0f} "
+            f"seconds, and {patient['bound']:.2f} nats."
+        )
     longest = max(rows, key=lambda r: r["seconds"])
-    time = f"for {longest['seconds']:.0f} seconds and has {longest['bound']:.2f} nats"
-    if longest["seconds"] >= deep["seconds"]:
-        return f"{text} With no less time than the deeper one, `{longest['id']}` of depth 1 trained {time}."
-    return f"{text} No flow of depth 1 had as much time: `{longest['id']}` trained longest, {time}."
+    return (
+        f"{text} No flow of depth 1 had as much time: `{longest['id']}` trained longest, for {longest['seconds']:.0f} seconds "
+        f"and has {longest['bound']:.2f} nats."
+    )
 
 
 def _better_but_alone(deep: Row, rows: Sequence[Row]) -> list[str]:

@@ -49,8 +49,8 @@ from xorflow.estimators import (
     StraightThroughGumbel,
 )
 from xorflow.flows import LatentFlow, Layer, Mixture
-from xorflow.training.codes import Code, choose_code
-from xorflow.training.options import STARTS, Options
+from xorflow.training.codes import Code, choose_code, start_from_code
+from xorflow.training.options import Options
 from xorflow.training.step import Trainable
 from xorflow.transforms import ModularAffine, ModularShift, Transform
 
@@ -115,9 +115,13 @@ def build_flow(options: Options, dataset: Dataset) -> Trainable:
     """The flow, or the mixture of flows, that the options describe, with weights from the global generator of torch."""
     assert options.layers is not None
     if options.code is not None:
-        code = chosen_code(options, dataset)
+        code = _chosen_code(options, dataset)
         order = resolve_order(options.order, dataset.features, _image_shape(dataset))
-        return _build_one(options, dataset, code.orders(order))
+        flow = _build_one(options, dataset, code.orders(order))
+        ones = code.written().double()
+        table = flow.base.log_table().exp().double()
+        start_from_code(flow, code, _start_logits(torch.stack((1 - ones, ones), -1), table, binary=True))
+        return flow
     if options.mixture == "none":
         return _build_one(options, dataset, layer_orders(options.order, options.layers))
     if options.layers > 1 or options.posterior != "none":
@@ -130,14 +134,14 @@ def build_flow(options: Options, dataset: Dataset) -> Trainable:
     return Mixture([flow, *(_build_another(options, dataset, flow, order) for order in others)])
 
 
-def chosen_code(options: Options, dataset: Dataset) -> Code:
+def _chosen_code(options: Options, dataset: Dataset) -> Code:
     """The code that the options name, of this data."""
     assert options.code is not None
     assert options.layers is not None
     needed = {"conditioner": "made", "variant": "state", "own": False, "posterior": "none", "mixture": "none"}
     needed |= {"transform": "shift", "earlier_hidden": (), "label": False}
     wrong = next((name for name, value in needed.items() if getattr(options, name) != value), None)
-    if options.start not in STARTS:
+    if options.start != "data":
         wrong = "start"
     if wrong is not None or not options.direct:
         remedy = "give --direct" if wrong is None else f"leave --{wrong.replace('_', '-')} out"

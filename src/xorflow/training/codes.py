@@ -29,16 +29,17 @@ from xorflow.data import Split
 from xorflow.errors import ConfigError
 from xorflow.flows import LatentFlow
 
-_STILL = 0.01
-"""A feature that differs from its usual value in fewer rows than this hardly varies."""
-_LEAST = 6
-"""Of so many features that are not written, one is taken for still, even if none is."""
+_STILL, _NEARLY = 0.01, 0.1
+"""A feature that differs from its usual value in fewer rows than the first hardly varies; where there are few of them, the
+second will do."""
+_FEW = 6
+"""Of so many features that are not written, one at least should be a slot."""
 _ROWS = 50_000
 """At most, from which the words are counted."""
 _CERTAIN = 20.0
 """The log-odds of what a writer does."""
 _SURE = 6.0
-"""At most, the log-odds that the last layer begins with."""
+"""The log-odds that the last layer begins with of what a word tells."""
 _MOST_BITS = 12
 
 
@@ -50,12 +51,14 @@ class Group:
         features: (M,) whose values are written.
         slots: (N,) of which at most one is flipped.
         words: (N, M) what each slot stands for, zeros and ones.
+        told: (N,) how often that is so.
         silence: (M,) how often each feature is 1 where no slot is flipped.
     """
 
     features: Tensor
     slots: Tensor
     words: Tensor
+    told: Tensor
     silence: Tensor
 
 
@@ -65,15 +68,23 @@ class Code:
 
     Attributes:
         writers: the groups of each layer before the last.
-        still: (D,) the usual value of each feature.
+        ones: (D,) how often each feature of the data is 1.
     """
 
     writers: tuple[tuple[Group, ...], ...]
-    still: Tensor
+    ones: Tensor
 
     @property
     def groups(self) -> list[Group]:
         return [group for groups in self.writers for group in groups]
+
+    def written(self) -> Tensor:
+        """How often each feature is 1 (D,) after the layers that write; of slots about, as if flips did not depend on them."""
+        ones = self.ones.clone()
+        for group in self.groups:
+            before = ones[group.slots]
+            ones[group.slots] = before + group.told - 2 * before * group.told
+        return ones
 
     def orders(self, order: Sequence[int]) -> list[tuple[int, ...]]:
         """The orderings of the layers: the last visits slots, what they stand for, and the others in `order`; the writers the
@@ -108,23 +119,38 @@ def choose_code(text: str, train: Split, categories: Sequence[int], depth: int) 
     """
     count, bits = parse_code(text)
     _check_data(text, categories, count, bits, depth)
-    mean, covariance = _moments(train)
+    ones, covariance = _moments(train)
     features = _most_independent(covariance, count * bits)
-    varies = torch.minimum(mean, 1 - mean)
-    varies[features] = 1.0
-    still = max(int((varies < _STILL).sum()), (len(mean) - len(features)) // _LEAST, count)
-    slots = varies.argsort(stable=True)[:still]
-    index = torch.arange(min(len(train), _ROWS), device=train.device)
-    rows = train.gather(index, generator=torch.Generator(train.device).manual_seed(0)).x.cpu()
+    slots = _slots(text, torch.minimum(ones, 1 - ones), features, count)
+    rows = train.subset(min(len(train), _ROWS)).frozen(0).values.cpu()  # the same draw on every device
     groups = [_group(rows, features[first::count], slots[first::count]) for first in range(count)]
-    return Code(tuple(tuple(groups[first :: depth - 1]) for first in range(depth - 1)), (mean > 0.5).float())
+    return Code(tuple(tuple(groups[first :: depth - 1]) for first in range(depth - 1)), ones.float())
+
+
+def _slots(text: str, varies: Tensor, features: Tensor, count: int) -> Tensor:
+    """The features that vary least, but for those that are written."""
+    varies = varies.clone()
+    varies[features] = 1.0
+    wanted = max(int((varies < _STILL).sum()), (len(varies) - len(features)) // _FEW, count)
+    slots = varies.argsort(stable=True)[: min(wanted, int((varies < _NEARLY).sum()))]
+    if len(slots) < count:
+        raise ConfigError(
+            f"code {text} writes {count} groups, each into features that differ from their usual value in fewer than one row "
+            f"in {1 / _NEARLY:.0f}, and the data have {len(slots)} of them beside those that are written; choose fewer "
+            "groups, or leave --code out"
+        )
+    return slots
 
 
 def _check_data(text: str, categories: Sequence[int], count: int, bits: int, depth: int) -> None:
-    if set(categories) != {2} or count * (bits + 1) > len(categories):
+    if set(categories) != {2}:
         raise ConfigError(
-            f"code is for binary data with features enough: {text} writes {count * bits} into at least {count} others, and the "
-            f"data have {len(categories)} of {max(categories)} values; write fewer, or leave --code out"
+            f"code is for binary data, and these have features of up to {max(categories)} values; leave --code out"
+        )
+    if count * (bits + 1) > len(categories):
+        raise ConfigError(
+            f"code {text} writes {count * bits} features into at least {count} others, and the data have {len(categories)}; "
+            "write fewer, or leave --code out"
         )
     if not 2 <= depth <= count + 1:
         raise ConfigError(
@@ -138,12 +164,12 @@ def _moments(train: Split) -> tuple[Tensor, Tensor]:
     scale = 255 if train.stochastic else 1
     total = torch.zeros(train.values.shape[1], train.values.shape[1], dtype=torch.float64)
     for part in train.values.cpu().split(10_000):
-        values = part.double() / scale
-        total += values.T @ values
-    mean = train.values.cpu().sum(0, dtype=torch.int64).double() / (scale * len(train))
-    covariance = total / len(train) - mean[:, None] * mean
-    covariance.diagonal().copy_(mean * (1 - mean))
-    return mean, covariance
+        whole = part.double()
+        total += whole.T @ whole  # exact, whole numbers as they are, and so the same on every machine
+    ones = train.values.cpu().sum(0, dtype=torch.int64).double() / (scale * len(train))
+    covariance = total / (scale**2 * len(train)) - ones[:, None] * ones
+    covariance.diagonal().copy_(ones * (1 - ones))
+    return ones, covariance
 
 
 def _most_independent(covariance: Tensor, count: int) -> Tensor:
@@ -161,39 +187,40 @@ def _most_independent(covariance: Tensor, count: int) -> Tensor:
 
 
 def _group(rows: Tensor, features: Tensor, slots: Tensor) -> Group:
-    values = rows[:, features].long()
     places = 2 ** torch.arange(len(features))
-    counts = torch.bincount((values * places).sum(1), minlength=2 ** len(features))
-    frequent = counts.argsort(descending=True, stable=True)[: len(slots) + 1]
-    silent = torch.cat((frequent[:1], _others(frequent, len(counts))))
+    counts = torch.bincount((rows[:, features].long() * places).sum(1), minlength=2 ** len(features))
     patterns = (torch.arange(len(counts))[:, None] // places % 2).double()
-    weights = counts[silent].double() + 1e-3
-    silence = (weights @ patterns[silent]) / weights.sum()
-    words = patterns[frequent[1:]]
-    return Group(features, slots[: len(words)], words.float(), silence.float())
-
-
-def _others(chosen: Tensor, count: int) -> Tensor:
-    left = torch.ones(count, dtype=torch.bool)
-    left[chosen] = False
-    return left.nonzero().flatten()
+    silent, *spoken = counts.argsort(descending=True, stable=True)[: len(slots) + 1].tolist()
+    quiet = counts.double()
+    quiet[spoken] = 0
+    quiet[silent] += 1e-3  # where there are no rows at all
+    return Group(
+        features,
+        slots[: len(spoken)],
+        patterns[spoken].float(),
+        counts[spoken].float() / len(rows),
+        (quiet @ patterns / quiet.sum()).float(),
+    )
 
 
 @torch.no_grad()
-def start_from_code(flow: LatentFlow, code: Code, train: Split) -> None:
-    """Give the layers before the last the code, and the last one what it knows of it; the rest of that stays as it is."""
+def start_from_code(flow: LatentFlow, code: Code, logits: Tensor) -> None:
+    """Give the layers before the last the code, and the last one what it knows of it.
+
+    Args:
+        flow: in the code's orderings.
+        code: what is written.
+        logits: (D,) that the last layer begins with but for the features that it is told.
+    """
     for layer, groups in zip(flow.layers, code.writers, strict=False):
         assert isinstance(layer.conditioner, MADE)
         _write(layer.conditioner, groups)
     reader = flow.layers[-1].conditioner
     assert isinstance(reader, MADE)
-    index = torch.arange(min(len(train), _ROWS), device=train.device)
-    rows = train.gather(index, generator=torch.Generator(train.device).manual_seed(0)).x.to(flow.device)
-    written = flow.run(flow.encode(rows), draws="greedy", stop=flow.depth - 1).end.state
-    logits = torch.logit(written.float().mean(0).cpu().clamp(5e-3, 1 - 5e-3))
+    logits, still = logits.to(code.ones, copy=True), (code.ones > 0.5).float()
     for group in code.groups:
-        _read(reader, group, code.still, logits)
-    reader.start_at(logits.to(flow.device))
+        _read(reader, group, still, logits)
+    reader.start_at(logits)
 
 
 def _write(writer: MADE, groups: Sequence[Group]) -> None:

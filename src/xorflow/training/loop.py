@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
+_COMPILED_ON = ("cuda",)
+"""Where compiling is worth its minute, and needs no compiler beside PyTorch's own."""
 _DROPOUT_SEEDS = 2**42
 """Added to a run's seed for dropout, beyond all seeds: the numbers that binarise rows must not be those that drop units."""
 
@@ -91,7 +93,7 @@ class Trainer:
         self.total_steps = self.steps_per_epoch * options.epochs
         estimator.prepare(admitted, self.total_steps)
         self.step_module = Step(admitted, estimator)
-        if options.compile:
+        if options.compile and self.device.type in _COMPILED_ON:
             for part in attention_stacks(flow):
                 part.compile_blocks()
         with quick_products(self.device.type == "cuda"):  # otherwise Fabric logs advice to switch them on

@@ -55,7 +55,7 @@ class Options:
             of a finished run, whose layers become the last ones, the others near the identity, and whose base is taken over
             unless p0 is given.
         code: GROUPSxFEATURES, as 3x7: the layers before the last write the values of that many features, as one flip a group,
-            into features that hardly vary, and the last one, a MADE with direct connections, reads them.
+            into features that hardly vary, and keep their weights; the last one, a MADE with direct connections, reads them.
         freeze: how many layers, from the first, keep the weights that they start with.
         estimator: its name, with options as in `marginal:samples=8`.
         epochs: passes over the training data.
@@ -71,7 +71,7 @@ class Options:
         seed: of weights, order of rows, and noise.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps`.
         precision: `auto` (`tf32` on CUDA), `32-true`, `tf32` products, `bf16-mixed`, `16-mixed` or `64-true`; of training.
-        compile: compile a transformer's blocks: a minute at the start, and quicker steps on CUDA.
+        compile: compile a transformer's blocks on CUDA: a minute at the start, and quicker steps. Elsewhere it does nothing.
         validate_every: epochs between validations.
         select: the weights kept are best on validation data by `likelihood`, or by that of the `greedy` reading.
         checkpoint_seconds: how often, at least, progress is saved.

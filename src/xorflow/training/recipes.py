@@ -71,7 +71,7 @@ _TRANSFORMER = _LONG | {
     "precision": "bf16-mixed",
     "compile": True,
 }
-"""Four wide heads attend in two thirds of the time that eight take, and compiled blocks take four fifths of the rest."""
+"""Few wide heads attend quicker than many narrow ones, and compiled blocks are quicker on CUDA."""
 
 _ALL = (
     Recipe(

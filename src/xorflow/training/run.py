@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,10 @@ from xorflow.training.build import (
     build_data,
     build_estimator,
     build_flow,
-    chosen_code,
     estimator_text,
     start_from_data,
 )
 from xorflow.training.checkpoint import drop_snapshots
-from xorflow.training.codes import start_from_code
 from xorflow.training.devices import check_precision, out_of_memory_as_error, resolve_device
 from xorflow.training.folder import (
     data_of_run,
@@ -48,7 +46,7 @@ from xorflow.training.options import (
 )
 from xorflow.training.products import full_products
 from xorflow.training.results import independent_nll, report
-from xorflow.training.specs import flow_from_spec
+from xorflow.training.specs import flow_from_spec, flow_to_spec
 from xorflow.training.starts import start_from_flow
 from xorflow.training.step import Trainable
 from xorflow.training.storage import TEMPORARY, load_tensors, save_tensors, write_json
@@ -139,14 +137,10 @@ def begin_run(
     dataset = dataset or build_data(options)
     flow = _fresh_flow(options, dataset, model)
     _check(options, estimator, flow)
-    began = time.monotonic()
     _start(options, flow, dataset)
-    fitted = time.monotonic() - began
     prepare_folder(out)
     write_config(out, options, flow, dataset)
-    trainer = _trainer(flow, estimator, dataset, options, out, observer, stop)
-    trainer.progress.seconds = fitted  # a start that is fitted to the data is training, too
-    return trainer
+    return _trainer(flow, estimator, dataset, options, out, observer, stop)
 
 
 def check_run(options: Options, dataset: Dataset, *, model: dict | None = None) -> None:
@@ -161,7 +155,8 @@ def _check(options: Options, estimator: Estimator, flow: Trainable) -> None:
     admitted = estimator.admit(flow)
     if options.compile and not attention_stacks(flow):
         raise ConfigError(
-            "--compile compiles the blocks of transformers, and this model has none; leave it out"
+            "--compile compiles the blocks of transformers, and this model has none; leave it out, or give --no-compile beside "
+            "a recipe that has it"
         )
     if options.accumulate > 1:
         estimator.prepare(admitted)
@@ -205,6 +200,11 @@ def reopen_run(
     dataset = data_of_run(run, options, config["data_format"], dataset)
     saved = (run / "checkpoints" / "latest.json").exists()
     flow = _fresh_flow(options, dataset, config["model"])
+    if json.loads(json.dumps(flow_to_spec(flow))) != config["model"]:
+        raise CheckpointError(
+            f"the options in {run / 'config.json'} make another model than the one in that file, so its weights would mean "
+            "something else; go on with the version of xorflow that began the run, or begin anew with another --out"
+        )
     _check(options, estimator, flow)
     if saved:  # the weights are those of the checkpoint
         _freeze(options, flow)
@@ -236,7 +236,7 @@ def started_flow(options: Options, dataset: Dataset, model: dict | None = None) 
 
 def _start(options: Options, flow: Trainable, dataset: Dataset) -> None:
     """Give a flow the weights that training begins with, and freeze what keeps them."""
-    if options.start == "data":
+    if options.start == "data" and options.code is None:  # a code comes with its start
         start_from_data(flow, dataset.train)
     if options.start not in STARTS:
         run = Path(options.start)
@@ -244,14 +244,15 @@ def _start(options: Options, flow: Trainable, dataset: Dataset) -> None:
             raise ConfigError(f"--start names the folder of a finished run, and there is no folder {run}")
         before, words = open_run(run).latent, f"the run in {run}"
         start_from_flow(_single(flow, "--start RUN"), before, words, keep_base=options.p0 is not None)
-    if options.code is not None:
-        start_from_code(_single(flow, "--code"), chosen_code(options, dataset), dataset.train)
     _freeze(options, flow)
 
 
 def _freeze(options: Options, flow: Trainable) -> None:
-    if options.freeze:
-        _single(flow, "--freeze").layers[: options.freeze].requires_grad_(False)
+    frozen = max(
+        options.freeze, 0 if options.code is None else (options.layers or 1) - 1
+    )  # what writes is right already
+    if frozen:
+        _single(flow, "--freeze").layers[:frozen].requires_grad_(False)
 
 
 def _single(flow: Trainable, option: str) -> LatentFlow:
