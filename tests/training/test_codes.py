@@ -174,7 +174,7 @@ def test_each_feature_is_the_one_that_those_before_tell_least_of() -> None:
 def test_no_slots_no_code() -> None:
     generator = torch.Generator().manual_seed(5)
     x = (torch.rand(300, 40, generator=generator) < 0.5).to(torch.uint8)
-    with pytest.raises(ConfigError, match="fewer than one row in 10, and the data have 0 of them"):
+    with pytest.raises(ConfigError, match="fewer than one row in 5, and the data have 0 of them"):
         choose_code("1x5", Split(x), [2] * 40, 2)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from xorflow import data
 from xorflow.errors import ConfigError
 from xorflow.training import Options
+from xorflow.training.codes import parse_code
 from xorflow.training.storage import write_bytes
 
 Phase = Literal["select", "final"]
@@ -61,6 +62,11 @@ def _narrow(options: Options, width: int, epochs: int) -> dict[str, Any]:
     }
 
 
+def _short(code: str | None) -> str | None:
+    """As many groups, of few features: small images have few to spare."""
+    return None if code is None else f"{parse_code(code)[0]}x2"
+
+
 _DIGITS, _DIGITS_TEST, _DIGITS_SIDE, _DIGITS_MARGIN = 360, 100, 8, 6
 
 BUDGETS: tuple[Budget, ...] = (
@@ -70,7 +76,7 @@ BUDGETS: tuple[Budget, ...] = (
         seeds=2,
         samples=8,
         rows=None,
-        changes=lambda options: _narrow(options, 16, 2) | {"batch_size": 50},
+        changes=lambda options: _narrow(options, 16, 2) | {"batch_size": 50, "code": _short(options.code)},
         validation=60,
         digits=True,
     ),

@@ -29,7 +29,7 @@ from xorflow.data import Split
 from xorflow.errors import ConfigError
 from xorflow.flows import LatentFlow
 
-_STILL, _NEARLY = 0.01, 0.1
+_STILL, _NEARLY = 0.01, 0.2
 """A feature that differs from its usual value in fewer rows than the first hardly varies; where there are few of them, the
 second will do."""
 _FEW = 6
