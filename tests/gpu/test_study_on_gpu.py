@@ -7,7 +7,8 @@ from xorflow.data import mnist
 from xorflow.experiments import study_cost
 from xorflow.experiments.study_measure import Bench, Effort
 from xorflow.training import Options
-from xorflow.training.build import build_flow, start_from_data
+from xorflow.training.build import build_flow
+from xorflow.training.starts import start_from_data
 
 ESTIMATORS = [
     "straight-through", "special-case", "special-case:baseline=greedy", "leave-one-out:samples=4,sum_last=true",

@@ -22,7 +22,8 @@ from xorflow.training import (
     independent_nll,
     start_from_data,
 )
-from xorflow.training.build import category_frequencies, estimator_text, layer_orders
+from xorflow.training.build import estimator_text, layer_orders
+from xorflow.training.starts import category_frequencies
 
 
 @pytest.mark.parametrize(

@@ -175,9 +175,8 @@ def _train_one(
                 kept = options.to_json() if options else {}
                 result = training.resume_run(folder, kept | given, display)
             else:
-                result = training.train_run(
-                    _combined(options or Options(), given), folder, display, model=model
-                )
+                chosen = _combined(options or Options(), given)
+                result = training.train_run(chosen, folder, display, model=model)
     except Interrupted:
         typer.echo(f"stopped and saved; continue with: {again}", err=True)
         raise typer.Exit(130) from None

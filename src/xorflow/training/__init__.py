@@ -1,6 +1,6 @@
 """Training: options, the loop, checkpoints, and runs as folders."""
 
-from xorflow.training.build import ESTIMATORS, build_data, build_estimator, build_flow, start_from_data
+from xorflow.training.build import ESTIMATORS, build_data, build_estimator, build_flow
 from xorflow.training.checkpoint import Progress
 from xorflow.training.folder import read_config_file, read_result
 from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs
@@ -16,6 +16,7 @@ from xorflow.training.run import (
     train_run,
 )
 from xorflow.training.specs import PARTS, flow_from_spec, flow_to_spec
+from xorflow.training.starts import start_from_data
 from xorflow.training.tables import plan, read_table, summarise
 
 __all__ = [

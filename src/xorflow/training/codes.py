@@ -28,6 +28,7 @@ from xorflow.conditioners import MADE
 from xorflow.data import Split
 from xorflow.errors import ConfigError
 from xorflow.flows import LatentFlow
+from xorflow.training.starts import start_logits
 
 _STILL, _NEARLY = 0.01, 0.2
 """A feature that differs from its usual value in fewer rows than the first hardly varies; where there are few of them, the
@@ -204,20 +205,17 @@ def _group(rows: Tensor, features: Tensor, slots: Tensor) -> Group:
 
 
 @torch.no_grad()
-def start_from_code(flow: LatentFlow, code: Code, logits: Tensor) -> None:
-    """Give the layers before the last the code, and the last one what it knows of it.
-
-    Args:
-        flow: in the code's orderings.
-        code: what is written.
-        logits: (D,) that the last layer begins with but for the features that it is told.
-    """
+def start_from_code(flow: LatentFlow, code: Code) -> None:
+    """Give the layers before the last the code, and the last one what it knows of it; all are in the code's orderings."""
     for layer, groups in zip(flow.layers, code.writers, strict=False):
         assert isinstance(layer.conditioner, MADE)
         _write(layer.conditioner, groups)
     reader = flow.layers[-1].conditioner
     assert isinstance(reader, MADE)
-    logits, still = logits.to(code.ones, copy=True), (code.ones > 0.5).float()
+    ones, still = code.written(), (code.ones > 0.5).float()
+    logits = start_logits(
+        torch.stack((1 - ones, ones), -1), flow.base.log_table().exp().to(ones), binary=True
+    )
     for group in code.groups:
         _read(reader, group, still, logits)
     reader.start_at(logits)

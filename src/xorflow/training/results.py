@@ -10,8 +10,8 @@ from xorflow.bases import FactorisedBase
 from xorflow.data import Dataset, Split
 from xorflow.evaluate import LogLikelihood
 from xorflow.flows import Flow, LatentFlow, Mixture, refit_base
-from xorflow.training.build import category_counts, category_frequencies
 from xorflow.training.products import rounded_products
+from xorflow.training.starts import category_counts, category_frequencies
 from xorflow.training.step import Trainable
 
 _TRAIN_DRAW = 0

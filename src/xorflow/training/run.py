@@ -23,7 +23,6 @@ from xorflow.training.build import (
     build_estimator,
     build_flow,
     estimator_text,
-    start_from_data,
 )
 from xorflow.training.checkpoint import drop_snapshots
 from xorflow.training.devices import check_precision, out_of_memory_as_error, resolve_device
@@ -47,7 +46,7 @@ from xorflow.training.options import (
 from xorflow.training.products import full_products
 from xorflow.training.results import independent_nll, report
 from xorflow.training.specs import flow_from_spec, flow_to_spec
-from xorflow.training.starts import start_from_flow
+from xorflow.training.starts import start_from_data, start_from_flow
 from xorflow.training.step import Trainable
 from xorflow.training.storage import TEMPORARY, load_tensors, save_tensors, write_json
 
