@@ -169,6 +169,10 @@ MEMBERS: dict[str, Callable[[], LatentFlow]] = {
     "transformer D2, learned base": lambda: flow(transformer(2, "reversed"), learned=True),
     "transformer D4 image": lambda: flow(transformer(4, "random:1", 2, shape=(2, 2), reach=1)),
     "transformer K 2, 3, 2 context": lambda: flow(transformer(3, (1, 2, 0), categories=(2, 3, 2), context=2)),
+    "transformer D4 rotary, quiet": lambda: flow(
+        transformer(4, (2, 0, 3, 1), shape=(2, 2), reach=1, rotary=True, quiet=(0, 3))
+    ),
+    "transformer K3 rotary, quiet": lambda: flow(transformer(3, categories=3, rotary=True, quiet=(1,))),
     "transformer D2 depth 2": lambda: flow(transformer(2), transformer(2, "reversed")),
     "recurrent D3": lambda: flow(recurrent(3, "random:2", depth=2)),
     "recurrent D4 image": lambda: flow(recurrent(4, "columns", shape=(2, 2)), learned=True),

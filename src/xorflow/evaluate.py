@@ -345,11 +345,12 @@ def _widest_output(flow: Flow | LatentFlow) -> int:
     try:
         row = torch.zeros(1, flow.features, dtype=torch.int64, device=flow.device)
         context = torch.zeros(1, flow.context_features, dtype=flow.dtype, device=flow.device)
-        posterior = flow.has_posterior
-        flow.run(
-            flow.encode(row), draws=GREEDY, context=context if flow.context_features else None,
-            proposal="q" if posterior else "p",
-        )  # fmt: skip
+        proposal = "q" if flow.has_posterior else "p"
+        with torch.no_grad():  # blocks that are compiled where gradients are taken run as they are
+            flow.run(
+                flow.encode(row), draws=GREEDY, context=context if flow.context_features else None,
+                proposal=proposal,
+            )  # fmt: skip
     finally:
         for hook in hooks:
             hook.remove()

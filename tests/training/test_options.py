@@ -50,12 +50,15 @@ def test_replace_changes_only_what_it_is_told() -> None:
         ("seed", -1, "at least 0"),
         ("seed", 2**50, "below 2^40"),
         ("schedule", "linear", "cosine, constant"),
-        ("optimiser", "lion", "adam, adamw, sgd"),
+        ("optimiser", "lion", "adam, adamw, muon, sgd"),
         ("precision", "8", "32-true"),
         ("transform", "multiply", "shift, affine"),
         ("conditioner", "cnn", "made, coupling"),
         ("base", "free", "learned, fixed"),
         ("start", "zero", "data, random"),
+        ("quiet", 1.0, "at least 0 and below 1; got 1.0"),
+        ("quiet", 0.1, "--quiet is of transformers and recurrent networks; leave it out"),
+        ("rotary", True, "--rotary is of transformers; leave it out"),
     ],
 )
 def test_a_value_outside_its_rule_is_refused_with_the_rule(name: str, value: object, words: str) -> None:

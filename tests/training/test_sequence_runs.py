@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,6 +34,7 @@ TRANSFORMER = {"conditioner": "transformer", "width": 8, "heads": 2, "blocks": 1
 RECURRENT = {"conditioner": "recurrent", "width": 8, "blocks": 1}
 KINDS: dict[str, dict[str, Any]] = {
     "transformer": TRANSFORMER | {"dropout": 0.3},
+    "muon": TRANSFORMER | {"dropout": 0.3, "optimiser": "muon", "rotary": True, "quiet": 0.4},
     "recurrent": RECURRENT | {"dropout": 0.3, "cell": "lstm"},
     "mixture": TRANSFORMER | {"dropout": 0.2, "mixture": "natural,columns,random:1"},
     "mixture of MADEs": {"mixture": "2", "hidden": [8]},
@@ -167,18 +169,36 @@ def test_nothing_is_compiled_without_cuda(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_options_reach_the_network(tmp_path: Path) -> None:
     data = images_file(tmp_path / "images.npy")
-    more = {"blocks": 2, "dropout": 0.25, "reach": 1, "order": "columns"}
+    more = {"blocks": 2, "dropout": 0.25, "reach": 1, "order": "columns", "rotary": True}
     options = tiny_options(data, **(TRANSFORMER | more))
     net = build_flow(options, build_data(options)).layers[0].conditioner
     assert isinstance(net, CausalTransformer)
     assert (net.width, net.depth, net.heads, net.dropout, net.reach, net.shape) == (8, 2, 2, 0.25, 1, (4, 5))
     assert net.order[:4] == (0, 5, 10, 15)
+    assert net.rotary
+    assert net.quiet == ()
     options = tiny_options(data, **(RECURRENT | {"cell": "lstm"}))
     net = build_flow(options, build_data(options)).layers[0].conditioner
     assert isinstance(net, Recurrent)
     assert (net.width, net.depth, net.cell, net.reach) == (8, 1, "lstm", 2)
     options = tiny_options(data, order="columns")
     assert build_flow(options, build_data(options)).layers[0].conditioner.order[:3] == (0, 5, 10)
+
+
+@pytest.mark.parametrize("kind", [TRANSFORMER, RECURRENT])
+def test_quiet_features_are_those_that_hardly_vary(tmp_path: Path, kind: dict[str, Any]) -> None:
+    rows = torch.zeros(200, 4, dtype=torch.int64)
+    rows[:, 0] = torch.arange(200) % 3
+    rows[:30, 1] = 1
+    rows[0, 2] = 1
+    rows[:, 3] = 1
+    rows[:3, 3] = 2  # usually 1
+    np.save(tmp_path / "rows.npy", rows.numpy())
+    for share, expected in ((0.0, ()), (0.03, (2, 3)), (0.3, (1, 2, 3))):
+        options = tiny_options(tmp_path / "rows.npy", **(kind | {"quiet": share, "validation": 0, "test": 0}))
+        net = build_flow(options, build_data(options)).layers[0].conditioner
+        assert isinstance(net, SequenceConditioner)
+        assert net.quiet == expected
 
 
 def test_their_usual_sizes(tmp_path: Path) -> None:
@@ -218,6 +238,8 @@ def test_a_mixture_shares_its_network_or_not(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         (TRANSFORMER | {"reach": 2}, "the data have no two-dimensional shape; leave --reach out"),
+        (TRANSFORMER | {"quiet": 0.9}, "at least one must take a step; lower --quiet below"),
+        (TRANSFORMER | {"width": 6, "rotary": True}, "width=6 with heads=2 gives a head 3"),
         (TRANSFORMER | {"order": "columns"}, "needs the two-dimensional shape of 6 features"),
         (TRANSFORMER | {"heads": 3}, "width is a multiple of heads, and got width=8 with heads=3"),
         ({"compile": True}, "this model has none; leave it out"),

@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from tiny_runs import tiny_dataset, tiny_flow
+from xorflow.bases import FactorisedBase
+from xorflow.conditioners import CausalTransformer
 from xorflow.estimators import Marginal
-from xorflow.flows import LatentFlow
+from xorflow.flows import LatentFlow, Layer
 from xorflow.training import Options, Trainer
+from xorflow.training.muon import Muon, orthogonal
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.step import Step, learning_rate
 
@@ -47,6 +50,69 @@ def test_a_run_that_is_shorter_than_its_warm_up_only_rises() -> None:
 def test_names_of_optimisers(name: str, kind: type[torch.optim.Optimizer]) -> None:
     optimiser = make_optimiser(Step(tiny_flow(), Marginal()), Options(optimiser=name), CPU)
     assert type(optimiser) is kind
+
+
+# ---- Muon ----
+
+
+def small_transformer(**options: Any) -> LatentFlow:
+    torch.manual_seed(0)
+    net = CausalTransformer(6, width=8, depth=2, heads=2, dropout=0.0, categories=3, context=3, **options)
+    return LatentFlow([Layer(net)], FactorisedBase(6, categories=3, learned=True))
+
+
+def test_muon_is_for_the_matrices_of_blocks() -> None:
+    flow = small_transformer()
+    step = Step(flow, Marginal())
+    optimiser = make_optimiser(step, Options(optimiser="muon", weight_decay=0.1), CPU)
+    assert type(optimiser) is Muon
+    every = [id(p) for g in optimiser.param_groups for p in g["params"]]
+    assert len(every) == len(set(every)) == len(list(flow.parameters()))
+    names = {id(p): name for name, p in flow.named_parameters()}
+    turned = {names[id(p)]: g["parts"] for g in optimiser.param_groups if g["parts"] for p in g["params"]}
+    assert len(turned) == 2 * 4
+    assert all("blocks" in name and name.endswith("weight") for name in turned)
+    assert {parts for name, parts in turned.items() if "queries" in name} == {3}
+    plain = make_optimiser(Step(tiny_flow(), Marginal()), Options(optimiser="muon"), CPU)
+    assert not any(g["parts"] for g in plain.param_groups)
+
+
+def test_muon_moves_matrices_by_orthogonal_ones_and_the_rest_as_adamw() -> None:
+    """Against torch's own Muon, and against AdamW, over some steps of the same gradients."""
+    ours, theirs = small_transformer(), small_transformer()
+    options = Options(optimiser="muon", weight_decay=0.1, lr=0.01)
+    optimiser = make_optimiser(Step(ours, Marginal()), options, CPU)
+    named = dict(theirs.named_parameters())
+    stacked = [name for name in named if "queries.weight" in name]  # which torch's would take as one matrix
+    single = [name for name in named if "blocks" in name and named[name].dim() == 2 and name not in stacked]
+    others = [name for name in named if name not in (*stacked, *single)]
+    muon = torch.optim.Muon(
+        [named[name] for name in single], lr=0.1, weight_decay=0.01
+    )  # 10 lr, and lr * decay
+    adam = torch.optim.AdamW([named[name] for name in others], lr=0.01, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            p.grad = torch.randn(p.shape, generator=generator)
+            q.grad = p.grad.clone()
+        for each in (optimiser, muon, adam):
+            each.step()
+    difference = {name: (p - named[name]).detach().abs().max().item() for name, p in ours.named_parameters()}
+    decayed = [name for name in others if name.endswith("head.weight")]  # ours decays it, as every matrix
+    assert max(difference[name] for name in others if name not in decayed) < 1e-6
+    assert (
+        max(difference[name] for name in single) < 0.01
+    )  # theirs is rounded to bfloat16; they moved by about 0.1
+    assert min(difference[name] for name in stacked) > 0.1
+
+
+def test_orthogonal_matrices_have_singular_values_near_one() -> None:
+    torch.manual_seed(0)
+    for shape in ((3, 5, 5), (2, 8, 3), (4, 3, 8)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
+        assert float(values.min()) > 0.6
+        assert float(values.max()) < 1.3
+    assert float(orthogonal(torch.zeros(1, 4, 4)).abs().max()) == 0.0
 
 
 def test_weight_decay_reaches_matrices_only_and_each_parameter_once() -> None:

@@ -36,6 +36,7 @@ class Recurrent(SequenceConditioner):
         choices: U_d, the number of values of u; as many as categories by default (a shift).
         sees: the inputs, `{"state": "before"}` by default.
         context: the number of context features, which every step sees.
+        quiet: features that take no step, because they hardly vary; see `SequenceConditioner`.
 
     >>> from xorflow.conditioners import Source
     >>> net = Recurrent(6, width=8, cell="lstm")
@@ -58,6 +59,7 @@ class Recurrent(SequenceConditioner):
         choices: int | Sequence[int] | None = None,
         sees: Mapping[str, str] | None = None,
         context: int = 0,
+        quiet: Sequence[int] = (),
     ) -> None:
         super().__init__(
             features,
@@ -69,6 +71,7 @@ class Recurrent(SequenceConditioner):
             choices=choices,
             sees=sees,
             context=context,
+            quiet=quiet,
         )
         if depth < 1:
             raise ModelError(f"a recurrent network has at least one layer, and got depth={depth}")
@@ -109,15 +112,17 @@ class RecurrentStack(Core):
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
         self.dropout = Dropout(dropout)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.extend(hidden, [None] * len(self.layers), 0)[0]
+    def forward(self, hidden: Tensor, where: Tensor) -> Tensor:
+        return self.extend(hidden, where, [None] * len(self.layers), 0)[0]
 
     def memory(self, batch: int, steps: int, like: Tensor) -> list[State]:
         del batch, steps, like
         return [None] * len(self.layers)
 
-    def extend(self, hidden: Tensor, memory: list[State], first: int) -> tuple[Tensor, list[State]]:
-        del first
+    def extend(
+        self, hidden: Tensor, where: Tensor, memory: list[State], first: int
+    ) -> tuple[Tensor, list[State]]:
+        del where, first
         states = []
         # under autocast the recurrent kernels of CUDA would run in float16, whose range gradients leave
         with torch.autocast(hidden.device.type, enabled=False):

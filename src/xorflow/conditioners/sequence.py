@@ -46,15 +46,15 @@ class Core(nn.Module, ABC):
     """From a sequence of vectors to a sequence of vectors, each seeing itself and those before it."""
 
     @abstractmethod
-    def forward(self, hidden: Tensor) -> Tensor:
-        """(N, D, width) to the same shape."""
+    def forward(self, hidden: Tensor, where: Tensor) -> Tensor:
+        """Steps (N, S, width), which lie at the coordinates (S, C), to the same shape."""
 
     @abstractmethod
     def memory(self, batch: int, steps: int, like: Tensor) -> Any:
         """What a walk of that many steps remembers, before its first one."""
 
     @abstractmethod
-    def extend(self, hidden: Tensor, memory: Any, first: int) -> tuple[Tensor, Any]:
+    def extend(self, hidden: Tensor, where: Tensor, memory: Any, first: int) -> tuple[Tensor, Any]:
         """Steps `first` and following, (N, b, width), after those in memory: what they become, and the memory with them.
 
         Steps that are extended by again replace those of the same numbers.
@@ -111,7 +111,7 @@ class SequenceNetwork(nn.Module):
     """All weights that do not depend on an ordering, which several conditioners may therefore share."""
 
     def __init__(
-        self, embed: Embedding, core: Core, width: int, outputs: tuple[int, int], drop: float
+        self, embed: Embedding, core: Core, width: int, outputs: tuple[int, int], drop: float, *, quiet: bool
     ) -> None:
         super().__init__()
         self.embed = embed
@@ -121,10 +121,12 @@ class SequenceNetwork(nn.Module):
         self.head = nn.Linear(width, outputs[1], bias=False)
         nn.init.normal_(self.head.weight, std=_SMALL)
         self.bias = nn.Parameter(torch.zeros(outputs))  # by feature
+        looked = embed.values.shape[0]
+        self.aside = nn.Parameter(torch.zeros(looked, outputs[1])) if quiet else None  # of quiet features
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Embedded steps (N, D, width) to outputs (N, D, O) without their bias, in the ordering."""
-        return self.outputs(self.core(self.dropout(hidden)))
+    def forward(self, hidden: Tensor, where: Tensor) -> Tensor:
+        """Embedded steps (N, S, width) to outputs (N, S, O) without their bias."""
+        return self.outputs(self.core(self.dropout(hidden), where))
 
     def outputs(self, hidden: Tensor) -> Tensor:
         # a handful of sums over the width: in full precision they cost nothing, and logits reach the likelihood unrounded
@@ -138,6 +140,9 @@ class SequenceConditioner(Conditioner):
     Step r looks at the value of the feature visited before it and, in an image, at the pixels around its own that were visited
     earlier, whatever the ordering. What else it may see reaches it through the core.
 
+    Quiet features, those that hardly ever vary, take no step: their logits are a linear function of what they look at, and the
+    others see them by looking only. The core then has so much less to do.
+
     Args:
         features: D.
         width: of the vectors that the core works on.
@@ -148,6 +153,7 @@ class SequenceConditioner(Conditioner):
         choices: U_d, the number of values of u; as many as categories by default (a shift).
         sees: the inputs, each `before` or `up to`.
         context: the number of context features, which every step sees.
+        quiet: the features that take no step.
     """
 
     net: SequenceNetwork
@@ -155,6 +161,9 @@ class SequenceConditioner(Conditioner):
     places: Tensor
     looks: Tensor
     seen: Tensor
+    where: Tensor
+    loud: Tensor
+    silent: Tensor
 
     def __init__(
         self,
@@ -168,6 +177,7 @@ class SequenceConditioner(Conditioner):
         choices: int | Sequence[int] | None,
         sees: Mapping[str, str] | None,
         context: int,
+        quiet: Sequence[int] = (),
     ) -> None:
         image = None if shape is None else image_shape(shape, features, "a network on images")
         super().__init__(
@@ -192,17 +202,39 @@ class SequenceConditioner(Conditioner):
         self._order_as_given = order if isinstance(order, str) else list(self.order)
         looks, seen = _table_of_looks(self.order, image, reach, list(self.sees.values()))
         self.register_buffer("visits", torch.tensor(self.order), persistent=False)  # (D,)
-        self.register_buffer("places", ranks(self.order), persistent=False)  # (D,)
         self.register_buffer("looks", looks, persistent=False)  # (sources, D, looks)
         self.register_buffer("seen", seen.to(torch.get_default_dtype()), persistent=False)
+        self._lay_out(_checked_quiet(quiet, features))
         self.ordering = nn.Parameter(torch.randn(width) * _SMALL)
+
+    def _lay_out(self, quiet: tuple[int, ...]) -> None:
+        """Which ranks of the ordering are steps, where these lie, and where each feature's outputs are found after them."""
+        self.quiet = quiet
+        apart = torch.zeros(self.features, dtype=torch.bool)
+        apart[list(quiet)] = True
+        apart = apart[self.visits]  # by rank
+        loud, silent = (~apart).nonzero().flatten(), apart.nonzero().flatten()
+        self.steps_before = [0, *(~apart).cumsum(0).tolist()]  # by rank
+        found = torch.cat([loud, silent])  # ranks, in the order in which their outputs come
+        places = torch.empty_like(found)
+        places[self.visits[found]] = torch.arange(self.features)
+        where = _coordinates(self.visits, self.shape)[loud].to(torch.get_default_dtype())
+        for name, value in {"loud": loud, "silent": silent, "places": places, "where": where}.items():
+            self.register_buffer(name, value, persistent=False)
+        self._in_place = not quiet and self.order == tuple(range(self.features))
+
+    def turning_points(self) -> list[int]:
+        """The ranks at which quiet features follow others, or others them."""
+        steps = [after - before for before, after in itertools.pairwise(self.steps_before)]
+        return [rank for rank in range(1, self.features) if steps[rank] != steps[rank - 1]]
 
     def _network(self, core: Core, drop: float) -> SequenceNetwork:
         looks = self.looks.shape[-1]
         inputs = looks * sum(_floats(self.alphabet(source)) for source in self.sees)
         count = len(self.sees) * looks
         embed = Embedding(self.features, self.width, self.shape, count, inputs, self.context_features)
-        return SequenceNetwork(embed, core, self.width, (self.features, _floats(self.choices)), drop)
+        outputs = (self.features, _floats(self.choices))
+        return SequenceNetwork(embed, core, self.width, outputs, drop, quiet=bool(self.quiet))
 
     def config(self) -> dict[str, Any]:
         return super().config() | {
@@ -210,6 +242,7 @@ class SequenceConditioner(Conditioner):
             "order": self._order_as_given,
             "shape": None if self.shape is None else list(self.shape),
             "reach": self.reach,
+            "quiet": list(self.quiet),
             "sees": {str(source): str(dependence) for source, dependence in self.sees.items()},
         }
 
@@ -249,9 +282,11 @@ class SequenceConditioner(Conditioner):
         )
 
     def _pass(self, rows: list[Tensor], context: Tensor | None) -> Tensor:
-        hidden = self.embedded(rows, self.fixed_part(context), slice(None))
-        out = self.net(hidden)
-        if self.order != tuple(range(self.features)):
+        steps = self.loud if self.quiet else slice(None)
+        out = self.net(self.embedded(rows, self.fixed_part(context), steps), self.where)
+        if self.net.aside is not None:
+            out = torch.cat([out, self.aside(rows, self.silent)], 1)
+        if not self._in_place:
             out = out.index_select(1, self.places)
         return out + self.net.bias
 
@@ -264,13 +299,23 @@ class SequenceConditioner(Conditioner):
             return fixed
         return fixed + (context.to(embed.context.dtype) @ embed.context).unsqueeze(-2)
 
-    def embedded(self, rows: list[Tensor], fixed: Tensor, steps: slice) -> Tensor:
-        """What some steps begin with, (N, b, width): `fixed`, and what they look at among the values (N, D, floats)."""
+    def embedded(self, rows: list[Tensor], fixed: Tensor, steps: Tensor | slice) -> Tensor:
+        """What some ranks begin with, (N, b, width): `fixed`, and what they look at among the values (N, D, floats)."""
+        return self._looked(rows, steps) @ self.net.embed.values + fixed[..., steps, :]
+
+    def aside(self, rows: list[Tensor], steps: Tensor | slice) -> Tensor:
+        """The outputs (N, b, O) of the quiet features of some ranks, without their bias."""
+        assert self.net.aside is not None
+        with torch.autocast(rows[0].device.type, enabled=False):
+            return self._looked(rows, steps).to(self.net.aside.dtype) @ self.net.aside
+
+    def _looked(self, rows: list[Tensor], steps: Tensor | slice) -> Tensor:
+        """What some ranks look at, (N, b, inputs)."""
         parts = []
         for values, looks, seen in zip(rows, self.looks[:, steps], self.seen[:, steps], strict=True):
             found = values.index_select(1, looks.flatten()).unflatten(1, looks.shape)  # (N, b, looks, floats)
             parts.append((found * seen.unsqueeze(-1)).flatten(2))
-        return torch.cat(parts, -1) @ self.net.embed.values + fixed[..., steps, :]
+        return torch.cat(parts, -1)
 
     # ---- a walk ----
 
@@ -303,14 +348,14 @@ class Walk:
     """
 
     def __init__(self, net: SequenceConditioner, batch: int, context: Tensor | None, size: int) -> None:
-        edges = [*range(0, net.features, size), net.features]
-        self.blocks = [Block(*pair) for pair in itertools.pairwise(edges)]
+        edges = {*range(0, net.features, size), net.features, *net.turning_points()}
+        self.blocks = [Block(*pair) for pair in itertools.pairwise(sorted(edges))]
         self._net = net
         (source,) = net.sees
         like = net.net.bias
         self._values = like.new_zeros(batch, net.features, _floats(net.alphabet(source)))
         self._fixed = net.fixed_part(None if context is None else context.expand(batch, context.shape[-1]))
-        self._memory = net.net.core.memory(batch, net.features, like)
+        self._memory = net.net.core.memory(batch, net.steps_before[-1], like)
         self._ahead = self._memory
 
     def logits(self, block: Block, x: Tensor) -> Tensor:
@@ -318,9 +363,14 @@ class Walk:
         if block.last - block.first > 1:
             self._put(block, x)
         net, steps = self._net, slice(block.first, block.last)
-        hidden = net.embedded([self._values], self._fixed, steps)
-        hidden, self._ahead = net.net.core.extend(hidden, self._memory, block.first)
-        return (net.net.outputs(hidden) + net.net.bias[net.visits[steps]]).flatten(1)
+        first, last = net.steps_before[block.first], net.steps_before[block.last]
+        if first == last:  # of quiet features
+            out = net.aside([self._values], steps)
+        else:
+            hidden = net.embedded([self._values], self._fixed, steps)
+            hidden, self._ahead = net.net.core.extend(hidden, net.where[first:last], self._memory, first)
+            out = net.net.outputs(hidden)
+        return (out + net.net.bias[net.visits[steps]]).flatten(1)
 
     def settle(self, block: Block, x: Tensor) -> None:
         """The block's values are final; the last trial's were the same, but perhaps for the last feature."""
@@ -365,6 +415,25 @@ def _table_of_looks(
         looks.append(torch.cat([(visits if up_to else before)[:, None], around], 1))
         seen.append(torch.cat([torch.ones_like(begun) if up_to else begun, visible], 1))
     return torch.stack(looks), torch.stack(seen)
+
+
+def _coordinates(visits: Tensor, shape: tuple[int, int] | None) -> Tensor:
+    """Where each rank lies: (D, 2), its pixel's row and column; or (D, 1), how many were visited before."""
+    if shape is None:
+        return torch.arange(len(visits))[:, None]
+    return torch.stack([visits // shape[1], visits % shape[1]], 1)
+
+
+def _checked_quiet(quiet: Sequence[int], features: int) -> tuple[int, ...]:
+    """In increasing order."""
+    found = tuple(sorted(set(quiet)))
+    if len(found) != len(quiet) or not all(0 <= d < features for d in found):
+        raise ModelError(f"quiet names features, from 0 to {features - 1}, once each; got {list(quiet)}")
+    if len(found) == features:
+        raise ModelError(
+            f"quiet names all {features} features, and at least one must take a step; leave some out"
+        )
+    return found
 
 
 def _neighbours(visits: Tensor, shape: tuple[int, int] | None, reach: int) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,10 @@ from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner, Wa
 from xorflow.errors import ModelError
 
 Cache = list[tuple[Tensor, Tensor]]
-"""Keys and values (N, H, D, width / H) of each block of the network."""
+"""Keys and values (N, H, S, width / H) of each block of the network."""
+
+Turn = tuple[Tensor, Tensor]
+"""Cosine and sine, (S, pairs), of the angles by which the pairs of a head's units are turned."""
 
 
 class CausalTransformer(SequenceConditioner):
@@ -40,6 +44,9 @@ class CausalTransformer(SequenceConditioner):
         choices: U_d, the number of values of u; as many as categories by default (a shift).
         sees: the inputs, `{"state": "before"}` by default.
         context: the number of context features, which every step sees.
+        quiet: features that take no step, because they hardly vary; see `SequenceConditioner`.
+        rotary: queries and keys are turned by angles in proportion to where their steps lie, so that what one attends to may
+            depend on how far away it is, the same everywhere.
 
     >>> from xorflow.conditioners import Source
     >>> net = CausalTransformer(6, width=8, depth=2, heads=2, shape=(2, 3))
@@ -62,6 +69,8 @@ class CausalTransformer(SequenceConditioner):
         choices: int | Sequence[int] | None = None,
         sees: Mapping[str, str] | None = None,
         context: int = 0,
+        quiet: Sequence[int] = (),
+        rotary: bool = False,
     ) -> None:
         super().__init__(
             features,
@@ -73,17 +82,24 @@ class CausalTransformer(SequenceConditioner):
             choices=choices,
             sees=sees,
             context=context,
+            quiet=quiet,
         )
         if depth < 1:
             raise ModelError(f"a transformer has at least one block, and got depth={depth}")
         if heads < 1 or width % heads:
             raise ModelError(f"width is a multiple of heads, and got width={width} with heads={heads}")
+        if rotary and (width // heads) % 2:
+            raise ModelError(
+                f"rotary turns pairs of a head's units, and width={width} with heads={heads} gives a head {width // heads}"
+            )
         require_share(dropout)
-        self.depth, self.heads, self.dropout = depth, heads, dropout
-        self.net = self._network(AttentionStack(width, depth, heads, dropout), dropout)
+        self.depth, self.heads, self.dropout, self.rotary = depth, heads, dropout, rotary
+        turns = _frequencies(width // heads // 2, self.shape or (features,)) if rotary else None
+        self.net = self._network(AttentionStack(width, depth, heads, dropout, turns), dropout)
 
     def config(self) -> dict[str, Any]:
-        return super().config() | {"depth": self.depth, "heads": self.heads, "dropout": self.dropout}
+        own = {"depth": self.depth, "heads": self.heads, "dropout": self.dropout, "rotary": self.rotary}
+        return super().config() | own
 
     def incremental(self, batch: int, context: Tensor | None, block_size: int) -> Walk | None:
         return super().incremental(batch, context, min(block_size, _FEATURES_AT_A_TIME))
@@ -104,11 +120,17 @@ class AttentionStack(Core):
         depth: how many blocks.
         heads: of each.
         dropout: the share of units left out.
+        turns: (C, pairs), by how many radians for each unit of a coordinate the pairs of a head's units are turned; or None.
     """
 
-    def __init__(self, width: int, depth: int, heads: int, dropout: float) -> None:
+    turns: Tensor | None
+
+    def __init__(
+        self, width: int, depth: int, heads: int, dropout: float, turns: Tensor | None = None
+    ) -> None:
         super().__init__()
-        self._compiled: Callable[[AttentionBlock, Tensor], Tensor] | None = None
+        self._compiled: Callable[[AttentionBlock, Tensor, Turn | None], Tensor] | None = None
+        self.register_buffer("turns", turns, persistent=False)
         self.blocks = nn.ModuleList(AttentionBlock(width, heads, dropout) for _ in range(depth))
         for name, parameter in self.named_parameters():
             if name.endswith(("attended.weight", "narrow.weight")):
@@ -123,20 +145,31 @@ class AttentionStack(Core):
         """Let passes with gradient run as compiled code: its kernels do several elementwise operations at a time."""
         self._compiled = torch.compile(AttentionBlock.forward, dynamic=False, backend=_BACKEND)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, where: Tensor) -> Tensor:
         # an evaluation has batches of other sizes, and would be compiled for each
         quick = self._compiled if torch.is_grad_enabled() else None
+        turn = self.turn(where)
         for block in self._each():
-            hidden = block(hidden) if quick is None else quick(block, hidden)
+            hidden = block(hidden, turn) if quick is None else quick(block, hidden, turn)
         return hidden
 
     def memory(self, batch: int, steps: int, like: Tensor) -> Cache:
         return [block.cache(batch, steps, like) for block in self._each()]
 
-    def extend(self, hidden: Tensor, memory: Cache, first: int) -> tuple[Tensor, Cache]:
+    def extend(self, hidden: Tensor, where: Tensor, memory: Cache, first: int) -> tuple[Tensor, Cache]:
+        turn = self.turn(where)
         for block, cache in zip(self._each(), memory, strict=True):
-            hidden = block.extend(hidden, cache, first)
+            hidden = block.extend(hidden, turn, cache, first)
         return hidden, memory
+
+    def turn(self, where: Tensor) -> Turn | None:
+        """Of steps at these coordinates (S, C)."""
+        if self.turns is None:
+            return None
+        angles = (where.unsqueeze(-1) * self.turns).sum(
+            -2
+        )  # no product of matrices, which autocast would round
+        return angles.cos(), angles.sin()
 
     def _each(self) -> list[AttentionBlock]:
         return [block for block in self.blocks if isinstance(block, AttentionBlock)]
@@ -168,9 +201,9 @@ class AttentionBlock(nn.Module):
         self.narrow = nn.Linear(4 * width, width)
         self.dropout = Dropout(dropout)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """(N, D, width) to the same shape."""
-        queries, keys, values = self._split(hidden)
+    def forward(self, hidden: Tensor, turn: Turn | None) -> Tensor:
+        """(N, S, width) to the same shape."""
+        queries, keys, values = self._split(hidden, turn)
         if hidden.dtype == torch.float64 and not self.dropout.share:
             found = plain_attention(queries, keys, values)
         else:
@@ -179,10 +212,12 @@ class AttentionBlock(nn.Module):
             )
         return self._join(hidden, found)
 
-    def _split(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each (N, H, D, width / H): views, which the fused kernels read as they lie."""
+    def _split(self, hidden: Tensor, turn: Turn | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (N, H, S, width / H): views, which the fused kernels read as they lie."""
         parts = self.queries(self.before_attention(hidden)).split(hidden.shape[-1], -1)
         queries, keys, values = (part.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in parts)
+        if turn is not None:
+            queries, keys = turned(queries, turn), turned(keys, turn)
         return queries, keys, values
 
     def _join(self, hidden: Tensor, found: Tensor) -> Tensor:
@@ -195,14 +230,30 @@ class AttentionBlock(nn.Module):
         shape = (batch, self.heads, steps, self.wide.in_features // self.heads)
         return like.new_empty(shape), like.new_empty(shape)
 
-    def extend(self, hidden: Tensor, cache: tuple[Tensor, Tensor], first: int) -> Tensor:
+    def extend(self, hidden: Tensor, turn: Turn | None, cache: tuple[Tensor, Tensor], first: int) -> Tensor:
         """Steps `first` and following, (N, b, width), which attend to those in the cache and become part of it."""
-        queries, *new = self._split(hidden)
+        queries, *new = self._split(hidden, turn)
         last = first + hidden.shape[1]
         for kept, part in zip(cache, new, strict=True):
             kept[:, :, first:last] = part
         keys, values = (kept[:, :, :last] for kept in cache)
         return self._join(hidden, plain_attention(queries, keys, values, first))
+
+
+def turned(vectors: Tensor, turn: Turn) -> Tensor:
+    """Vectors (N, H, S, width / H), each pair of whose units, one of either half, is turned by its step's angle."""
+    one, other = vectors.chunk(2, -1)
+    cos, sin = turn
+    return torch.cat([one * cos - other * sin, one * sin + other * cos], -1).to(vectors.dtype)
+
+
+def _frequencies(pairs: int, extent: tuple[int, ...]) -> Tensor:
+    """(C, pairs): each pair turns with one coordinate, from a radian a step down to about one over the whole extent."""
+    table = torch.zeros(len(extent), pairs)
+    for axis, size in enumerate(extent):
+        own = table[axis, axis :: len(extent)]
+        own.copy_(torch.logspace(0, -math.log10(max(size, 2)), len(own)))
+    return table
 
 
 def plain_attention(queries: Tensor, keys: Tensor, values: Tensor, first: int = 0) -> Tensor:

@@ -47,6 +47,7 @@ from xorflow.estimators import (
 from xorflow.flows import LatentFlow, Layer, Mixture
 from xorflow.training.codes import Code, choose_code, start_from_code
 from xorflow.training.options import Options
+from xorflow.training.starts import category_frequencies
 from xorflow.training.step import Trainable
 from xorflow.transforms import ModularAffine, ModularShift, Transform
 
@@ -253,11 +254,26 @@ def _sequence_conditioner(
             "--reach out"
         )
     shared = shared | {"order": order, "shape": shape, "dropout": options.dropout}
+    shared["quiet"] = quiet_features(dataset, options.quiet)
     given = {"width": options.width, "depth": options.blocks, "reach": options.reach}
     shared |= {name: value for name, value in given.items() if value is not None}
     if options.conditioner == "transformer":
-        return CausalTransformer(dataset.features, heads=options.heads, **shared)
+        return CausalTransformer(dataset.features, heads=options.heads, rotary=options.rotary, **shared)
     return Recurrent(dataset.features, cell="lstm" if options.cell == "lstm" else "gru", **shared)
+
+
+def quiet_features(dataset: Dataset, share: float) -> list[int]:
+    """The features that have another value than their usual one in at most that share of the training rows."""
+    if not share:
+        return []
+    others = 1 - category_frequencies(dataset.train, dataset.categories).max(-1).values
+    found = (others <= share).nonzero().flatten().tolist()
+    if len(found) == dataset.features:
+        raise ConfigError(
+            f"all {dataset.features} features have their usual value in all but a share of {share:g} of the rows, and at least "
+            f"one must take a step; lower --quiet below {float(others.max()):.3g}"
+        )
+    return found
 
 
 def _shared(dataset: Dataset, transform: Transform) -> dict[str, Any]:

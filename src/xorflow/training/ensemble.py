@@ -259,6 +259,8 @@ def _require_alike(members: Sequence[Machinery]) -> None:
     first = members[0]
     if first.options.precision not in PRECISIONS:
         raise Apart(f"runs of precision {first.options.precision} are trained one by one")
+    if first.options.optimiser == "muon":
+        raise Apart("runs with Muon are trained one by one")
     reason = first.estimator.not_capturable(first.flow)
     if reason is not None:
         raise Apart(reason)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from xorflow import _kernels
 from xorflow.conditioners import MaskedLinear
+from xorflow.training.muon import Muon, matrices_of_blocks
 from xorflow.training.options import Options
 
 
@@ -112,7 +113,10 @@ def make_optimiser(module: nn.Module, options: Options, device: torch.device) ->
     Weight decay reaches the matrices of linear and recurrent layers only: decaying a bias or the base would pull the likelihood
     itself, and embeddings and gains are no maps whose size it would limit.
     """
-    return _make(_groups(module, options.weight_decay), _seen(module), options, device)
+    groups = _groups(module, options.weight_decay)
+    if options.optimiser == "muon":
+        return _muon(module, groups, options, device)
+    return _make(groups, _seen(module), options, device)
 
 
 def stack_optimiser(
@@ -139,6 +143,20 @@ def _make(
         return FusedAdam(groups, lr=rate, decoupled=decoupled, seen=seen)
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
     return kind(groups, lr=rate, fused=fused, capturable=on_cuda)
+
+
+def _muon(module: nn.Module, groups: list[dict[str, Any]], options: Options, device: torch.device) -> Muon:
+    """The matrices of blocks leave their groups for those of their own."""
+    matrices = {
+        parts: [p for p in found if p.requires_grad] for parts, found in matrices_of_blocks(module).items()
+    }
+    taken = {id(p) for found in matrices.values() for p in found}
+    others = [group | {"params": [p for p in group["params"] if id(p) not in taken]} for group in groups]
+    own = [{"params": p, "weight_decay": options.weight_decay, "parts": n} for n, p in matrices.items()]
+    found = [group for group in (*own, *others) if group["params"]]
+    on_cuda = device.type == "cuda"
+    rate = torch.tensor(options.lr, device=device) if on_cuda else options.lr
+    return Muon(found, lr=rate, fused=options.precision != "16-mixed", capturable=on_cuda)
 
 
 def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

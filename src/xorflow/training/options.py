@@ -37,6 +37,8 @@ class Options:
         heads: of a transformer's attention.
         cell: of a recurrent network, `gru` or `lstm`.
         dropout: the share of a transformer's or a recurrent network's units left out in training.
+        rotary: a transformer's attention sees how far away things are.
+        quiet: features that have another value than their usual one in at most this share of rows take no step in those two.
         reach: how many rows and columns around a pixel those two look at directly; by default 2 for images.
         order: `natural`, `reversed`, `alternating`, `random`, `random:SEED`, of images also `columns`, `columns-reversed`,
             `outward` and `inward`; or one a layer, with commas.
@@ -64,7 +66,7 @@ class Options:
         lr: the highest learning rate.
         schedule: `cosine` to zero, or `constant`; both after the warm-up.
         warmup: steps over which the learning rate rises.
-        optimiser: `adam`, `adamw` or `sgd`.
+        optimiser: `adam`, `adamw`, `sgd`; or `muon`, which is AdamW but for the matrices of transformers' blocks.
         weight_decay: of matrices, not of biases, embeddings or the base.
         clip: the largest norm of the gradient (0: unlimited).
         average: decay of the exponential average of the weights, which is then what is evaluated (0: none).
@@ -94,6 +96,8 @@ class Options:
     heads: int = 8
     cell: str = "gru"
     dropout: float = 0.1
+    rotary: bool = False
+    quiet: float = 0.0
     reach: int | None = None
     order: str = "natural"
     mixture: str = "none"
@@ -143,6 +147,8 @@ class Options:
                 raise ConfigError(f"{name} is below 2^40; got {getattr(self, name)}")
         if not 0 <= self.average < 1:
             raise ConfigError(f"average is a decay of at least 0 and below 1; got {self.average}")
+        if not 0 <= self.quiet < 1:
+            raise ConfigError(f"quiet is a share of rows, at least 0 and below 1; got {self.quiet}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout is a share of at least 0 and below 1; got {self.dropout}")
         if self.p0 is not None and not 0 < self.p0 < 1:
@@ -156,6 +162,14 @@ class Options:
         if self.earlier_hidden and (self.layers == 1 or self.conditioner not in ("made", "coupling")):
             raise ConfigError(
                 "earlier_hidden is of MADEs or couplings before the last layer, and there are none; leave --earlier-hidden out"
+            )
+        if self.rotary and self.conditioner != "transformer":
+            raise ConfigError(
+                "--rotary is of transformers; leave it out, or choose --conditioner transformer"
+            )
+        if self.quiet and self.conditioner not in ("transformer", "recurrent"):
+            raise ConfigError(
+                "--quiet is of transformers and recurrent networks; leave it out, or choose such a --conditioner"
             )
         if self.start not in STARTS and "/" not in self.start and "\\" not in self.start:
             raise ConfigError(
@@ -196,6 +210,8 @@ OF_A_MODEL = (
         "heads",
         "cell",
         "dropout",
+        "rotary",
+        "quiet",
         "reach",
     ),
     *("order", "mixture", "shared", "mask", "direct"),
@@ -216,7 +232,7 @@ _CHOICES = {
     "transform": ("shift", "affine"),
     "base": ("learned", "fixed"),
     "schedule": ("cosine", "constant"),
-    "optimiser": ("adam", "adamw", "sgd"),
+    "optimiser": ("adam", "adamw", "muon", "sgd"),
     "select": ("likelihood", "greedy"),
     "precision": ("auto", "32-true", "tf32", "bf16-mixed", "16-mixed", "64-true"),
 }

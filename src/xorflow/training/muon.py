@@ -1,0 +1,106 @@
+"""Muon: matrices change along the nearest orthogonal one to their momentum, and everything else as AdamW has it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xorflow.conditioners.transformer import AttentionBlock
+
+_MOMENTUM = 0.95
+
+_AGAINST_ADAM = 10.0
+"""How many times the learning rate an orthogonal matrix is scaled by: rates that suit Adam then suit both."""
+
+_ROUNDS = 5
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of an odd polynomial that, applied some times over, brings all singular values near one (Jordan et al., 2024)."""
+
+_TINY = 1e-7
+
+
+class Muon(torch.optim.AdamW):
+    """AdamW, but for the groups with `parts`: these are matrices, each of so many that lie below one another.
+
+    A matrix moves by a multiple of :math:`U V^T`, where :math:`U \\Sigma V^T` is its momentum: in all directions by the same
+    amount, however small the gradient in some of them is (Jordan et al., 2024). torch's own Muon takes one matrix at a time,
+    and asks the device for the learning rate, which a captured step can't.
+
+    Args:
+        groups: of parameters; `parts` in a group of matrices.
+        lr: the learning rate of all.
+        options: of AdamW.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float | Tensor, **options: Any) -> None:
+        super().__init__([{"parts": 0, **group} for group in groups], lr=lr, **options)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        del closure
+        groups = self.param_groups
+        for group in groups:
+            if group["parts"]:
+                self._turn(group)
+        self.param_groups = [group for group in groups if not group["parts"]]
+        try:
+            super().step()
+        finally:
+            self.param_groups = groups
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        groups = state["param_groups"]
+        super().__setstate__(state | {"param_groups": [group for group in groups if not group["parts"]]})
+        self.param_groups = groups
+
+    def _turn(self, group: dict[str, Any]) -> None:
+        """One step of the matrices of a group, those of a shape together."""
+        due = sorted((p for p in group["params"] if p.grad is not None), key=lambda p: p.shape)
+        for shape, alike in itertools.groupby(due, key=lambda p: p.shape):
+            matrices = list(alike)
+            momentum = torch.stack([self._momentum(p) for p in matrices])
+            cut = momentum.unflatten(1, (group["parts"], -1))
+            directions = orthogonal(cut.flatten(0, 1)).reshape(momentum.shape)
+            rows, columns = shape[0] // group["parts"], shape[1]
+            rate = group["lr"] * _AGAINST_ADAM * max(1.0, rows / columns) ** 0.5
+            for p, direction in zip(matrices, directions, strict=True):
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(rate * direction)
+
+    def _momentum(self, p: Tensor) -> Tensor:
+        """The momentum after this gradient, and a part of the gradient beyond it (Nesterov's)."""
+        assert p.grad is not None
+        state = self.state[p]
+        if not state:
+            state["momentum"] = torch.zeros_like(p)
+        state["momentum"].lerp_(p.grad, 1 - _MOMENTUM)
+        return p.grad.lerp(state["momentum"], _MOMENTUM)
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Nearly the orthogonal matrices that are nearest to those given, (M, rows, columns): singular values of about 0.7 to 1.2.
+
+    >>> found = orthogonal(torch.diag(torch.tensor([3.0, 0.2, -5.0])).unsqueeze(0))
+    >>> bool(((found.diagonal(dim1=1, dim2=2).abs() > 0.6) & (found.diagonal(dim1=1, dim2=2).abs() < 1.3)).all())
+    True
+    """
+    # rounding only makes a direction that is rough anyway a little rougher
+    found = matrices.bfloat16() if matrices.device.type == "cuda" else matrices
+    tall = matrices.shape[1] > matrices.shape[2]
+    found = found.mT if tall else found
+    found = found / found.norm(dim=(1, 2), keepdim=True).clamp(min=_TINY)
+    first, third, fifth = _COEFFICIENTS
+    for _ in range(_ROUNDS):
+        squares = found @ found.mT
+        found = first * found + torch.baddbmm(squares, squares, squares, beta=third, alpha=fifth) @ found
+    return (found.mT if tall else found).to(matrices.dtype)
+
+
+def matrices_of_blocks(module: nn.Module) -> dict[int, list[Tensor]]:
+    """The matrices that Muon is for, those of transformers' blocks, by how many lie below one another in one parameter."""
+    blocks: Sequence[AttentionBlock] = [part for part in module.modules() if isinstance(part, AttentionBlock)]
+    single = [layer.weight for block in blocks for layer in (block.attended, block.wide, block.narrow)]
+    return {3: [block.queries.weight for block in blocks], 1: single} if blocks else {}
