@@ -1,5 +1,7 @@
 """`xorflow strong` as a person types it: every row in the smallest budget, what is refused, and how it goes on."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from command_line import Command
 from tiny_runs import read
 from xorflow.cli import main
 from xorflow.experiments.strong import MIXED_ROWS, STRONG_ROWS
+from xorflow.report.strong import NOT_RUN, strong_block, strong_headline_block
 
 SMOKE = ("strong", "--budget", "smoke", "--device", "cpu")
 KEYS = {
@@ -38,6 +41,24 @@ def test_the_table(smoke: Path) -> None:
     assert {path.name for path in (smoke / "out").iterdir()} == {
         "plan.json", "runs", "table.json", "table.md", "samples.png"
     }  # fmt: skip
+
+
+def test_the_front_page_shows_every_row_and_the_best_ones_samples(smoke: Path, tmp_path: Path) -> None:
+    assert strong_headline_block(tmp_path) == strong_block(tmp_path) == NOT_RUN
+    results = Path(__file__).parents[2] / "results"
+    shutil.copy(results / "published.json", tmp_path)
+    table = read(smoke / "out/table.json")
+    assert table["shown"] in {row["id"] for row in table["rows"]}
+    (tmp_path / "strong").mkdir()
+    for budget in ("smoke", "full"):
+        (tmp_path / "strong/table.json").write_text(json.dumps(table | {"budget": budget}))
+        text = strong_headline_block(tmp_path)
+        assert (text == NOT_RUN) == (budget == "smoke")
+    for row in table["rows"]:
+        assert f"| {row['title']} | {row['nll']:.2f} ±" in text
+    assert "CR-NVAE 76.93\\*" in text
+    assert "](results/strong/samples.png)" in text
+    assert "CR-NVAE 76.93\\*" in strong_block(tmp_path)
 
 
 def test_a_recipe_is_selected_once(smoke: Path) -> None:

@@ -36,6 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "transformer": TRANSFORMER | {"dropout": 0.3},
     "muon": TRANSFORMER | {"dropout": 0.3, "optimiser": "muon", "rotary": True, "quiet": 0.4},
     "recurrent": RECURRENT | {"dropout": 0.3, "cell": "lstm"},
+    "recurrent, muon": RECURRENT | {"dropout": 0.3, "optimiser": "muon", "quiet": 0.4},
     "mixture": TRANSFORMER | {"dropout": 0.2, "mixture": "natural,columns,random:1"},
     "mixture of MADEs": {"mixture": "2", "hidden": [8]},
 }

@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tiny_runs import tiny_dataset, tiny_flow
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners import CausalTransformer
+from xorflow.conditioners import CausalTransformer, Recurrent
 from xorflow.estimators import Marginal
 from xorflow.flows import LatentFlow, Layer
 from xorflow.training import Options, Trainer
-from xorflow.training.muon import Muon, orthogonal
+from xorflow.training.muon import Muon, hidden_matrices, orthogonal
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.step import Step, learning_rate
 
@@ -61,7 +62,7 @@ def small_transformer(**options: Any) -> LatentFlow:
     return LatentFlow([Layer(net)], FactorisedBase(6, categories=3, learned=True))
 
 
-def test_muon_is_for_the_matrices_of_blocks() -> None:
+def test_muon_is_for_the_matrices_within_networks() -> None:
     flow = small_transformer()
     step = Step(flow, Marginal())
     optimiser = make_optimiser(step, Options(optimiser="muon", weight_decay=0.1), CPU)
@@ -73,6 +74,14 @@ def test_muon_is_for_the_matrices_of_blocks() -> None:
     assert len(turned) == 2 * 4
     assert all("blocks" in name and name.endswith("weight") for name in turned)
     assert {parts for name, parts in turned.items() if "queries" in name} == {3}
+    for cell, gates in (("gru", 3), ("lstm", 4)):
+        cells = [
+            layer
+            for layer in Recurrent(6, width=8, depth=2, cell=cell).modules()
+            if isinstance(layer, nn.RNNBase)
+        ]
+        assert [len(found) for found in hidden_matrices(nn.ModuleList(cells)).values()] == [4]
+        assert list(hidden_matrices(nn.ModuleList(cells))) == [gates]
     plain = make_optimiser(Step(tiny_flow(), Marginal()), Options(optimiser="muon"), CPU)
     assert not any(g["parts"] for g in plain.param_groups)
 

@@ -360,7 +360,7 @@ def strong_plan(budget: Budget) -> dict[str, Any]:
         {
             "id": row.id,
             "title": row.title,
-            "recipe": None,
+            "recipe": " + ".join(RECIPES[part.named].label for part in STRONG_ROWS if part.id in row.parts),
             "changes": {},
             "parts": list(row.parts),
             "family": "mixed",

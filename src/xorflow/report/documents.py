@@ -18,7 +18,7 @@ from xorflow.report.paper_blocks import (
     table_block,
     verdict_block,
 )
-from xorflow.report.strong import strong_block
+from xorflow.report.strong import strong_block, strong_headline_block
 from xorflow.report.study_advice import advice_block
 from xorflow.report.study_blocks import study_block
 from xorflow.report.summary import reported_part, run_figures
@@ -63,7 +63,12 @@ def data_block(results: Path) -> str:
 
 
 DOCUMENTS: dict[str, dict[str, Block]] = {
-    "README.md": {"demo": demo_block, "paper": essence_block, "depth": depth_headline_block},
+    "README.md": {
+        "demo": demo_block,
+        "paper": essence_block,
+        "depth": depth_headline_block,
+        "strong": strong_headline_block,
+    },
     "docs/data.md": {"data": data_block},
     "docs/results.md": {
         "verdict": verdict_block,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ _VARIANT = "ours"
 
 def make_strong_table(results: Results) -> dict[str, Any]:
     """What `table.json` holds: a row for everything that is finished, in the order of the plan."""
-    return assembled(results, _row)
+    table = assembled(results, _row)
+    best = _best(results, table)
+    return table | {"shown": None if best is None else best["id"]}
 
 
 def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
@@ -138,8 +141,8 @@ def write_strong(folder: Path) -> dict[str, Any]:
 
 
 def _shown(results: Results, table: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """What the picture is called, and the run whose samples it shows: of the row that is best on validation data."""
-    best = _best(results, table)
+    """What the picture is called, and the run whose samples it shows."""
+    best = next((row for row in table["rows"] if row["id"] == table["shown"]), None)
     if best is None:
         return None
     runs = [run for run in results.runs if run["row"] == best["id"] and run["phase"] != "select"]
@@ -147,6 +150,8 @@ def _shown(results: Results, table: dict[str, Any]) -> tuple[str, dict[str, Any]
 
 
 def _best(results: Results, table: dict[str, Any]) -> dict[str, Any] | None:
+    """The row that is best on validation data."""
+
     def level(row: dict[str, Any]) -> float:
         parts = row["parts"] or [row["id"]]
         runs = [run for part in parts for run in results.of(part, _VARIANT, "select")]
@@ -156,13 +161,37 @@ def _best(results: Results, table: dict[str, Any]) -> dict[str, Any] | None:
     return min(table["rows"], key=level, default=None)
 
 
+def strong_headline_block(results: Path) -> str:
+    """For the front page: what each conditioner reaches, what was published, and samples of the best."""
+    table = _full_table(results)
+    if table is None:
+        return NOT_RUN
+    lines = ["| conditioner | NLL, exact | training |", "|---|---:|---:|"]
+    lines += [
+        f"| {row['title']} | {row['nll']:.2f} ± {row['stderr']:.2f} | {row['seconds'] / 60:.1f} min |"
+        for row in table["rows"]
+    ]
+    title = next(row["title"] for row in table["rows"] if row["id"] == table["shown"])
+    picture = f"![One hundred samples of {title}, the best on validation data](results/strong/samples.png)"
+    return "\n".join([*lines, "", _published(results), "", picture])
+
+
+def _published(results: Path) -> str:
+    known = json.loads((results / "published.json").read_text(encoding="utf-8"))
+    figures = ", ".join(
+        f"{entry['model']} {entry['nll']:.2f}" + ("\\*" if entry["kind"] == "bound" else "")
+        for entry in known
+    )
+    return f"Published with the same binarisation, in nats: {figures}. \\* a bound: the NLL is at most that."
+
+
 def strong_block(results: Path) -> str:
     """For a document: the tables."""
     table = _full_table(results)
     if table is None:
         return NOT_RUN
     missing = [f"Not run yet: {', '.join(table['missing'])}."] if table["missing"] else []
-    return "\n\n".join((strong_markdown(table), *missing))
+    return "\n\n".join((strong_markdown(table), _published(results), *missing))
 
 
 def _full_table(results: Path) -> dict[str, Any] | None:

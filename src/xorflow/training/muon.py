@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -62,22 +62,23 @@ class Muon(torch.optim.AdamW):
         due = sorted((p for p in group["params"] if p.grad is not None), key=lambda p: p.shape)
         for shape, alike in itertools.groupby(due, key=lambda p: p.shape):
             matrices = list(alike)
-            momentum = torch.stack([self._momentum(p) for p in matrices])
-            cut = momentum.unflatten(1, (group["parts"], -1))
-            directions = orthogonal(cut.flatten(0, 1)).reshape(momentum.shape)
+            momentum = torch.stack(self._momenta(matrices))
+            cut = momentum.unflatten(1, (group["parts"], -1)).flatten(0, 1)
             rows, columns = shape[0] // group["parts"], shape[1]
             rate = group["lr"] * _AGAINST_ADAM * max(1.0, rows / columns) ** 0.5
-            for p, direction in zip(matrices, directions, strict=True):
-                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(rate * direction)
+            change = (rate * orthogonal(cut)).reshape(momentum.shape)
+            torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_sub_(matrices, list(change))
 
-    def _momentum(self, p: Tensor) -> Tensor:
-        """The momentum after this gradient, and a part of the gradient beyond it (Nesterov's)."""
-        assert p.grad is not None
-        state = self.state[p]
-        if not state:
-            state["momentum"] = torch.zeros_like(p)
-        state["momentum"].lerp_(p.grad, 1 - _MOMENTUM)
-        return p.grad.lerp(state["momentum"], _MOMENTUM)
+    def _momenta(self, matrices: list[Tensor]) -> list[Tensor]:
+        """Each momentum after this gradient, and a part of the gradient beyond it (Nesterov's)."""
+        for p in matrices:
+            if not self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+        kept = [self.state[p]["momentum"] for p in matrices]
+        gradients = [p.grad for p in matrices if p.grad is not None]
+        torch._foreach_lerp_(kept, gradients, 1 - _MOMENTUM)
+        return list(torch._foreach_lerp(gradients, kept, _MOMENTUM))
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
@@ -99,8 +100,18 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return (found.mT if tall else found).to(matrices.dtype)
 
 
-def matrices_of_blocks(module: nn.Module) -> dict[int, list[Tensor]]:
-    """The matrices that Muon is for, those of transformers' blocks, by how many lie below one another in one parameter."""
-    blocks: Sequence[AttentionBlock] = [part for part in module.modules() if isinstance(part, AttentionBlock)]
-    single = [layer.weight for block in blocks for layer in (block.attended, block.wide, block.narrow)]
-    return {3: [block.queries.weight for block in blocks], 1: single} if blocks else {}
+def hidden_matrices(module: nn.Module) -> dict[int, list[Tensor]]:
+    """The matrices that Muon is for, within transformers and recurrent networks, by how many lie below one another in one."""
+    found: dict[int, list[Tensor]] = defaultdict(list)
+    for part in module.modules():
+        if isinstance(part, AttentionBlock):
+            found[3].append(part.queries.weight)
+            found[1] += [layer.weight for layer in (part.attended, part.wide, part.narrow)]
+        elif isinstance(part, nn.RNNBase):
+            gates = _GATES[part.mode]
+            found[gates] += [p for name, p in part.named_parameters() if name.startswith("weight")]
+    return found
+
+
+_GATES = {"GRU": 3, "LSTM": 4}
+"""How many matrices a cell's parameter has one below the other."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from xorflow import _kernels
 from xorflow.conditioners import MaskedLinear
-from xorflow.training.muon import Muon, matrices_of_blocks
+from xorflow.training.muon import Muon, hidden_matrices
 from xorflow.training.options import Options
 
 
@@ -146,9 +146,9 @@ def _make(
 
 
 def _muon(module: nn.Module, groups: list[dict[str, Any]], options: Options, device: torch.device) -> Muon:
-    """The matrices of blocks leave their groups for those of their own."""
+    """Hidden matrices leave their groups for those of their own."""
     matrices = {
-        parts: [p for p in found if p.requires_grad] for parts, found in matrices_of_blocks(module).items()
+        parts: [p for p in found if p.requires_grad] for parts, found in hidden_matrices(module).items()
     }
     taken = {id(p) for found in matrices.values() for p in found}
     others = [group | {"params": [p for p in group["params"] if id(p) not in taken]} for group in groups]

@@ -66,7 +66,7 @@ class Options:
         lr: the highest learning rate.
         schedule: `cosine` to zero, or `constant`; both after the warm-up.
         warmup: steps over which the learning rate rises.
-        optimiser: `adam`, `adamw`, `sgd`; or `muon`, which is AdamW but for the matrices of transformers' blocks.
+        optimiser: `adam`, `adamw`, `sgd`; or `muon`, AdamW but for matrices within transformers and recurrent networks.
         weight_decay: of matrices, not of biases, embeddings or the base.
         clip: the largest norm of the gradient (0: unlimited).
         average: decay of the exponential average of the weights, which is then what is evaluated (0: none).
