@@ -48,7 +48,9 @@ def test_the_front_page_shows_every_row_and_the_best_ones_samples(smoke: Path, t
     results = Path(__file__).parents[2] / "results"
     shutil.copy(results / "published.json", tmp_path)
     table = read(smoke / "out/table.json")
-    assert table["shown"] in {row["id"] for row in table["rows"]}
+    best = min((row for row in table["rows"] if row["validation"]), key=lambda row: row["validation"][0])
+    shown = next(row for row in table["rows"] if row["id"] == table["shown"])
+    assert best["id"] in (shown["id"], *shown["parts"])
     (tmp_path / "strong").mkdir()
     for budget in ("smoke", "full"):
         (tmp_path / "strong/table.json").write_text(json.dumps(table | {"budget": budget}))
@@ -73,6 +75,16 @@ def test_a_second_time_there_is_nothing_to_do(smoke: Path, xorflow: Command) -> 
     assert (said.code, said.err) == (0, "")
     assert {path.name: path.stat().st_mtime_ns for path in (smoke / "out/runs").iterdir()} == before
     assert "transformer-mixed" in said.out
+
+
+def test_a_mixture_of_other_recipes_is_not_passed_off_as_one_of_these(
+    smoke: Path, xorflow: Command, tmp_path: Path
+) -> None:
+    shutil.copytree(smoke / "out", tmp_path / "out")
+    path = tmp_path / "out/runs/transformer-mixed.json"
+    path.write_text(json.dumps(read(path) | {"recipe": "transformer-10min@1"}))
+    refused = xorflow(*SMOKE, "--out", tmp_path / "out", "--work", smoke / "work").refused()
+    assert "mixes transformer-10min@1, and row transformer-mixed now is transformer-10min@" in refused
 
 
 def test_a_mixture_waits_for_its_parts(xorflow: Command, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Transformers and recurrent networks: what they see, in any ordering, and that a walk gives what a whole pass gives."""
 
 import copy
+import json
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -83,6 +85,9 @@ def test_quiet_features_see_what_they_look_at_and_others_what_they_may(net):
             looks, seen = net.looks[index, rank[d]], net.seen[index, rank[d]]
             looked = {int(e) for e, s in zip(looks, seen, strict=True) if s}
             assert bool((found[d, sorted(looked)] > 0).all())
+            if d not in net.quiet:
+                loud = [e for e in range(net.features) if e not in net.quiet and may[d, e]]
+                assert bool((found[d, loud] > 0).all())
             if d in net.quiet:
                 assert bool((found[d, [e for e in range(net.features) if e not in looked]] == 0).all())
 
@@ -177,6 +182,20 @@ def test_inputs_of_different_leading_shapes_broadcast(kind):
     assert found.shape == (7, 5, 3)
     one = net({Source.X: inputs[Source.X][2], Source.STATE: inputs[Source.STATE][4, 2]}, context[2])
     torch.testing.assert_close(found[4, 2], one, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_quiet_features_of_any_integers_are_kept_as_plain_ones(kind):
+    net = build(kind, 6, quiet=np.array([4, 1]))
+    assert json.loads(json.dumps(net.config()))["quiet"] == [1, 4]
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_context_reaches_all_but_quiet_features(kind):
+    net = build(kind, 6, context=2, quiet=[0, 4])
+    x = torch.zeros(1, 6).double()
+    one, other = (net({Source.STATE: x}, torch.full((1, 2), c).double())[0] for c in (0.0, 1.0))
+    assert (one != other).tolist() == [False, True, True, True, False, True]
 
 
 # ---- one network in several orderings ----
@@ -296,13 +315,22 @@ def refused(kind: str) -> list[tuple[dict, str]]:
         ({"context": -1}, "at least 0, and got -1"),
         ({"quiet": [1, 1]}, r"from 0 to 5, once each; got \[1, 1\]"),
         ({"quiet": [6]}, r"from 0 to 5, once each; got \[6\]"),
+        ({"quiet": 3}, "a list of whole numbers, those of features; got 3"),
+        ({"quiet": ["1"]}, "a list of whole numbers, those of features"),
         ({"quiet": range(6)}, "all 6 features, and at least one must take a step"),
     ]
-    own = {
-        "transformer": ({"width": 6, "heads": 4}, "multiple of heads, and got width=6 with heads=4"),
-        "recurrent": ({"cell": "rnn"}, "cell is one of gru, lstm, and got 'rnn'"),
+    own: dict[str, list[tuple[dict, str]]] = {
+        "transformer": [
+            ({"width": 6, "heads": 4}, "multiple of heads, and got width=6 with heads=4"),
+            ({"width": 6, "rotary": True}, "width=6 with heads=2 gives a head 3; choose width / heads even"),
+            (
+                {"width": 4, "shape": (2, 3), "rotary": True},
+                "each of 2 coordinates.* gives a head 2; choose width / heads even, and at least 4",
+            ),
+        ],
+        "recurrent": [({"cell": "rnn"}, "cell is one of gru, lstm, and got 'rnn'")],
     }
-    return [*shared, own[kind]]
+    return [*shared, *own[kind]]
 
 
 @pytest.mark.parametrize(("kind", "options", "words"), [(k, *case) for k in BOTH for case in refused(k)])

@@ -164,6 +164,8 @@ def test_what_cannot_be_stacked_says_why_and_can_still_be_trained_alone() -> Non
         Ensemble([trainers(data)[0].machinery, trainers(grey_dataset())[1].machinery])
     with pytest.raises(Apart, match="bf16-mixed are trained one by one"):
         Ensemble([t.machinery for t in trainers(data, precision="bf16-mixed")])
+    with pytest.raises(Apart, match="with Muon are trained one by one"):
+        Ensemble([t.machinery for t in trainers(data, optimiser="muon")])
     other = trainers(data, seeds=2)
     object.__setattr__(other[1].options, "order", "reversed")
     flow = build_flow(other[1].options, data)

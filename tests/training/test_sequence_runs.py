@@ -1,5 +1,6 @@
 """Runs of transformers, recurrent networks and mixtures: options, dropout and its noise, parts of a batch."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from xorflow.training.engine import has_dropout
 from xorflow.training.loop import Trainer
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.step import Step
+from xorflow.training.storage import load_tensors
 
 TRANSFORMER = {"conditioner": "transformer", "width": 8, "heads": 2, "blocks": 1}
 RECURRENT = {"conditioner": "recurrent", "width": 8, "blocks": 1}
@@ -78,6 +80,34 @@ def test_runs_are_read_back(tmp_path: Path, kind: str) -> None:
     assert load(tmp_path / "run")().sample((3,)).shape == (3, 20)
     trained = sum(p.numel() for p in opened.flow.parameters())
     assert result["parameters"] == trained
+
+
+@pytest.mark.parametrize("kind", ["transformer", "recurrent"])
+def test_a_run_that_an_earlier_version_began_goes_on(tmp_path: Path, kind: str) -> None:
+    """Whose file says nothing of settings that came later."""
+    options = images(tmp_path, kind, epochs=2)
+    train_run(options, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train_run(options, tmp_path / "parts", StopAt({3}))
+    config = read(tmp_path / "parts/config.json")
+    network = config["model"]["layers"][0]["conditioner"]
+    for name in ("quiet", "rotary"):
+        network.pop(name, None)
+        config.pop(name)
+    (tmp_path / "parts/config.json").write_text(json.dumps(config))
+    resume_run(tmp_path / "parts", {})
+    weights = [load_tensors(tmp_path / run, "weights") for run in ("whole", "parts")]
+    assert all(torch.equal(weights[1][name], weight) for name, weight in weights[0].items())
+
+
+@pytest.mark.parametrize("changes", [{"rotary": True}, {"quiet": 0.45}])
+def test_a_run_does_not_start_from_one_whose_network_looks_otherwise(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    train_run(images(tmp_path, "transformer", quiet=0.4), tmp_path / "run")
+    start = {"start": str(tmp_path / "run"), "quiet": 0.4} | changes
+    with pytest.raises(ConfigError, match=f"another --{next(iter(changes))} than what should start from it"):
+        train_run(images(tmp_path, "transformer", **start), tmp_path / "other")
 
 
 def test_dropout_has_numbers_of_its_own(tmp_path: Path) -> None:
@@ -195,7 +225,7 @@ def test_quiet_features_are_those_that_hardly_vary(tmp_path: Path, kind: dict[st
     rows[:, 3] = 1
     rows[:3, 3] = 2  # usually 1
     np.save(tmp_path / "rows.npy", rows.numpy())
-    for share, expected in ((0.0, ()), (0.03, (2, 3)), (0.3, (1, 2, 3))):
+    for share, expected in ((0.0, ()), (0.005, (2,)), (0.014, (2,)), (0.015, (2, 3)), (0.3, (1, 2, 3))):
         options = tiny_options(tmp_path / "rows.npy", **(kind | {"quiet": share, "validation": 0, "test": 0}))
         net = build_flow(options, build_data(options)).layers[0].conditioner
         assert isinstance(net, SequenceConditioner)
@@ -244,6 +274,10 @@ def test_a_mixture_shares_its_network_or_not(tmp_path: Path) -> None:
         (TRANSFORMER | {"order": "columns"}, "needs the two-dimensional shape of 6 features"),
         (TRANSFORMER | {"heads": 3}, "width is a multiple of heads, and got width=8 with heads=3"),
         ({"compile": True}, "this model has none; leave it out"),
+        (
+            {"optimiser": "muon"},
+            "within transformers and recurrent networks, and this model has none; choose adamw",
+        ),
         ({"mixture": "1"}, "at least two components, and got 1"),
         ({"mixture": "0"}, "2 to 64 components; got 0"),
         ({"mixture": "natural,sideways"}, "sideways"),

@@ -115,6 +115,19 @@ def test_muon_moves_matrices_by_orthogonal_ones_and_the_rest_as_adamw() -> None:
     assert min(difference[name] for name in stacked) > 0.1
 
 
+def test_other_cells_are_left_to_adam() -> None:
+    cells = nn.ModuleList([nn.RNN(4, 4), nn.LSTM(4, 4, proj_size=2)])
+    assert [tuple(p.shape) for p in hidden_matrices(cells)[4]] == [(16, 4), (16, 2)]
+
+
+def test_small_singular_values_grow() -> None:
+    """As the docstring has it: by about 3.4445^5."""
+    scales = torch.tensor([1.0, 0.5, 0.1, 0.01, 1e-4], dtype=torch.float64)
+    found = orthogonal(torch.diag(scales).unsqueeze(0))[0].diagonal()
+    assert bool(((found[:4] > 0.6) & (found[:4] < 1.3)).all())
+    assert float(found[4]) == pytest.approx(485e-4 / float(scales.norm()), rel=0.02)
+
+
 def test_orthogonal_matrices_have_singular_values_near_one() -> None:
     torch.manual_seed(0)
     for shape in ((3, 5, 5), (2, 8, 3), (4, 3, 8)):

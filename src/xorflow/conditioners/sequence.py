@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -140,8 +141,10 @@ class SequenceConditioner(Conditioner):
     Step r looks at the value of the feature visited before it and, in an image, at the pixels around its own that were visited
     earlier, whatever the ordering. What else it may see reaches it through the core.
 
-    Quiet features, those that hardly ever vary, take no step: their logits are a linear function of what they look at, and the
-    others see them by looking only. The core then has so much less to do.
+    Quiet features, those that hardly ever vary, take no step: their logits are one linear function, the same for all, of what
+    they look at, and a bias of their own. Neither the core nor the context reaches them, and others see them by looking only.
+    The core then has so much less to do. Where there are quiet features, everything also looks at the last one before it that
+    is not.
 
     Args:
         features: D.
@@ -200,18 +203,18 @@ class SequenceConditioner(Conditioner):
         self.width, self.shape, self.reach = width, image, reach
         assert self.order is not None
         self._order_as_given = order if isinstance(order, str) else list(self.order)
-        looks, seen = _table_of_looks(self.order, image, reach, list(self.sees.values()))
+        self.quiet = _checked_quiet(quiet, features)
+        looks, seen = _table_of_looks(self.order, image, reach, list(self.sees.values()), self.quiet)
         self.register_buffer("visits", torch.tensor(self.order), persistent=False)  # (D,)
         self.register_buffer("looks", looks, persistent=False)  # (sources, D, looks)
         self.register_buffer("seen", seen.to(torch.get_default_dtype()), persistent=False)
-        self._lay_out(_checked_quiet(quiet, features))
+        self._lay_out()
         self.ordering = nn.Parameter(torch.randn(width) * _SMALL)
 
-    def _lay_out(self, quiet: tuple[int, ...]) -> None:
+    def _lay_out(self) -> None:
         """Which ranks of the ordering are steps, where these lie, and where each feature's outputs are found after them."""
-        self.quiet = quiet
         apart = torch.zeros(self.features, dtype=torch.bool)
-        apart[list(quiet)] = True
+        apart[list(self.quiet)] = True
         apart = apart[self.visits]  # by rank
         loud, silent = (~apart).nonzero().flatten(), apart.nonzero().flatten()
         self.steps_before = [0, *(~apart).cumsum(0).tolist()]  # by rank
@@ -221,7 +224,7 @@ class SequenceConditioner(Conditioner):
         where = _coordinates(self.visits, self.shape)[loud].to(torch.get_default_dtype())
         for name, value in {"loud": loud, "silent": silent, "places": places, "where": where}.items():
             self.register_buffer(name, value, persistent=False)
-        self._in_place = not quiet and self.order == tuple(range(self.features))
+        self._in_place = not self.quiet and self.order == tuple(range(self.features))
 
     def turning_points(self) -> list[int]:
         """The ranks at which quiet features follow others, or others them."""
@@ -273,7 +276,7 @@ class SequenceConditioner(Conditioner):
         """The outputs (N, D, O) of rows (N, D, floats); where no gradient is wanted, of some rows at a time."""
         total = len(rows[0])
         steps = _STEPS_ON_CPU if rows[0].device.type == "cpu" else _STEPS_ELSEWHERE
-        size = max(1, steps // self.features)
+        size = max(1, steps // self.steps_before[-1])
         if torch.is_grad_enabled() or total <= size:
             return self._pass(rows, context)
         parts = [slice(first, first + size) for first in range(0, total, size)]
@@ -397,24 +400,43 @@ def _split(alphabet: Alphabet, state: Tensor) -> Tensor:
 
 
 def _table_of_looks(
-    order: tuple[int, ...], shape: tuple[int, int] | None, reach: int, dependences: list[Dependence]
+    order: tuple[int, ...],
+    shape: tuple[int, int] | None,
+    reach: int,
+    dependences: list[Dependence],
+    quiet: tuple[int, ...],
 ) -> tuple[Tensor, Tensor]:
     """For each source and step the features looked at, and whether they may be: both (sources, D, looks).
 
-    The first look is at the feature visited before the step's own, or at the own one where a source is seen up to it. The
-    others are at the pixels around it: those that the ordering visits later, or that are not there, are not seen.
+    The first look is at the feature visited before the step's own, or at the own one where a source is seen up to it. If some
+    are quiet, the second is at the last one before it that is not, so that every value of those enters the core. The others
+    are at the pixels around it: those that the ordering visits later, or that are not there, are not seen.
     """
     visits, rank = torch.tensor(order), ranks(order)
     before = torch.cat([visits[:1], visits[:-1]])
     around, visible = _neighbours(visits, shape, reach)
     visible = visible & (rank[around] < rank[visits, None])
     begun = (torch.arange(len(order)) > 0)[:, None]
+    if quiet:
+        last, there = _last_loud(order, quiet)
+        around, visible = torch.cat([last[:, None], around], 1), torch.cat([there[:, None], visible], 1)
     looks, seen = [], []
     for dependence in dependences:
         up_to = dependence is Dependence.UP_TO
         looks.append(torch.cat([(visits if up_to else before)[:, None], around], 1))
         seen.append(torch.cat([torch.ones_like(begun) if up_to else begun, visible], 1))
     return torch.stack(looks), torch.stack(seen)
+
+
+def _last_loud(order: tuple[int, ...], quiet: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """For each rank the last feature before it that is not quiet, and whether there is one beyond the one just before."""
+    found, there = [], []
+    loud, last = set(order) - set(quiet), None
+    for rank, feature in enumerate(order):
+        found.append(order[0] if last is None else last)
+        there.append(last is not None and last != order[rank - 1])
+        last = feature if feature in loud else last
+    return torch.tensor(found), torch.tensor(there)
 
 
 def _coordinates(visits: Tensor, shape: tuple[int, int] | None) -> Tensor:
@@ -426,9 +448,13 @@ def _coordinates(visits: Tensor, shape: tuple[int, int] | None) -> Tensor:
 
 def _checked_quiet(quiet: Sequence[int], features: int) -> tuple[int, ...]:
     """In increasing order."""
-    found = tuple(sorted(set(quiet)))
-    if len(found) != len(quiet) or not all(0 <= d < features for d in found):
-        raise ModelError(f"quiet names features, from 0 to {features - 1}, once each; got {list(quiet)}")
+    try:
+        given = [operator.index(d) for d in quiet]
+    except TypeError:
+        raise ModelError(f"quiet is a list of whole numbers, those of features; got {quiet!r}") from None
+    found = tuple(sorted(set(given)))
+    if len(found) != len(given) or not all(0 <= d < features for d in found):
+        raise ModelError(f"quiet names features, from 0 to {features - 1}, once each; got {given}")
     if len(found) == features:
         raise ModelError(
             f"quiet names all {features} features, and at least one must take a step; leave some out"

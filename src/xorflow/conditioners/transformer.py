@@ -36,7 +36,7 @@ class CausalTransformer(SequenceConditioner):
         width: of the vectors, a multiple of `heads`.
         depth: how many blocks.
         heads: of each attention.
-        dropout: the share of units, and of attention weights, left out in training.
+        dropout: the share of units left out in training; attention weights stay, which is quicker.
         order: `"natural"`, `"reversed"`, `"random:SEED"`, `"columns"` (of an image) or a permutation.
         shape: (rows, columns) of an image, or None.
         reach: a step looks at pixels at most that many rows and columns away.
@@ -88,9 +88,11 @@ class CausalTransformer(SequenceConditioner):
             raise ModelError(f"a transformer has at least one block, and got depth={depth}")
         if heads < 1 or width % heads:
             raise ModelError(f"width is a multiple of heads, and got width={width} with heads={heads}")
-        if rotary and (width // heads) % 2:
+        axes = len(self.shape or (features,))
+        if rotary and ((width // heads) % 2 or width // heads < 2 * axes):
             raise ModelError(
-                f"rotary turns pairs of a head's units, and width={width} with heads={heads} gives a head {width // heads}"
+                f"rotary turns pairs of a head's units, at least one for each of {axes} coordinates, and width={width} with "
+                f"heads={heads} gives a head {width // heads}; choose width / heads even, and at least {2 * axes}"
             )
         require_share(dropout)
         self.depth, self.heads, self.dropout, self.rotary = depth, heads, dropout, rotary
@@ -204,12 +206,10 @@ class AttentionBlock(nn.Module):
     def forward(self, hidden: Tensor, turn: Turn | None) -> Tensor:
         """(N, S, width) to the same shape."""
         queries, keys, values = self._split(hidden, turn)
-        if hidden.dtype == torch.float64 and not self.dropout.share:
+        if hidden.dtype == torch.float64:
             found = plain_attention(queries, keys, values)
         else:
-            found = scaled_dot_product_attention(
-                queries, keys, values, dropout_p=self.dropout.share, is_causal=True
-            )
+            found = scaled_dot_product_attention(queries, keys, values, is_causal=True)
         return self._join(hidden, found)
 
     def _split(self, hidden: Tensor, turn: Turn | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,6 +29,7 @@ from xorflow.training.devices import resolve_device
 from xorflow.training.products import full_products
 from xorflow.training.recipes import NONE as NO_RECIPE
 from xorflow.training.recipes import RECIPES
+from xorflow.training.storage import read_json
 
 DRAWS = (0, 1, 2, 3, 4)
 """The seeds of the draws of the binarised test images; their mean is reported."""
@@ -152,6 +153,7 @@ def _tiny(options: Options, epochs: int) -> dict[str, Any]:
         "width": None if options.width is None else 16,
         "blocks": None if options.blocks is None else 1,
         "heads": 2,
+        "quiet": 0.05 if options.quiet else 0.0,  # of few images
         "warmup": 1,
         "epochs": epochs,
         "validate_every": 1,
@@ -299,6 +301,7 @@ def mix_rows(rows: Sequence[MixedRow], budget: Budget, out: Path, work: Path, de
     for row in rows:
         path = out / "runs" / f"{row.id}.json"
         if path.exists():
+            _require_current(row, path)
             continue
         parts = [RunName(part, "ours", 0, "final") for part in STRONG_ROWS if part.id in row.parts]
         folders = [part.folder(work / budget.name) for part in parts]
@@ -309,6 +312,20 @@ def mix_rows(rows: Sequence[MixedRow], budget: Budget, out: Path, work: Path, de
         else:
             waiting.append(row.id)
     return waiting
+
+
+def _recipes(row: MixedRow) -> str:
+    """Of its parts, with their versions."""
+    return " + ".join(RECIPES[part.named].label for part in STRONG_ROWS if part.id in row.parts)
+
+
+def _require_current(row: MixedRow, path: Path) -> None:
+    """A mixture of other recipes than those of now is not passed off as theirs."""
+    before = read_json(path, "the result of a mixture").get("recipe")
+    if before != _recipes(row):
+        raise ConfigError(
+            f"{path} mixes {before}, and row {row.id} now is {_recipes(row)}: remove that file, or choose another --out"
+        )
 
 
 def _mixed(row: MixedRow, folders: Sequence[Path], budget: Budget, device: str) -> dict[str, Any]:
@@ -328,6 +345,7 @@ def _mixed(row: MixedRow, folders: Sequence[Path], budget: Budget, device: str) 
         "phase": "mixed",
         "seed": 0,
         "config": None,
+        "recipe": _recipes(row),
         "evaluation": {"part": "test", "draw": dataset.describe()["sha256"]["test"], **figures},
         "samples": draw_samples("latent", mixture, runs[0].shape),
         "parameters": sum(result["parameters"] for result in results),
@@ -360,7 +378,7 @@ def strong_plan(budget: Budget) -> dict[str, Any]:
         {
             "id": row.id,
             "title": row.title,
-            "recipe": " + ".join(RECIPES[part.named].label for part in STRONG_ROWS if part.id in row.parts),
+            "recipe": _recipes(row),
             "changes": {},
             "parts": list(row.parts),
             "family": "mixed",

@@ -150,12 +150,11 @@ def _shown(results: Results, table: dict[str, Any]) -> tuple[str, dict[str, Any]
 
 
 def _best(results: Results, table: dict[str, Any]) -> dict[str, Any] | None:
-    """The row that is best on validation data."""
+    """The row that is best on validation data, or the mixture that it is a part of."""
 
     def level(row: dict[str, Any]) -> float:
         parts = row["parts"] or [row["id"]]
         runs = [run for part in parts for run in results.of(part, _VARIANT, "select")]
-        # a mixture has no run on validation data of its own, and is shown instead of its best part
         return min((run["selection"]["nll"] for run in runs), default=float("inf")) - 1e-6 * len(row["parts"])
 
     return min(table["rows"], key=level, default=None)
@@ -172,17 +171,18 @@ def strong_headline_block(results: Path) -> str:
         for row in table["rows"]
     ]
     title = next(row["title"] for row in table["rows"] if row["id"] == table["shown"])
-    picture = f"![One hundred samples of {title}, the best on validation data](results/strong/samples.png)"
+    picture = f"![One hundred samples of {title}, chosen by validation data](results/strong/samples.png)"
     return "\n".join([*lines, "", _published(results), "", picture])
 
 
 def _published(results: Path) -> str:
     known = json.loads((results / "published.json").read_text(encoding="utf-8"))
-    figures = ", ".join(
-        f"{entry['model']} {entry['nll']:.2f}" + ("\\*" if entry["kind"] == "bound" else "")
-        for entry in known
-    )
-    return f"Published with the same binarisation, in nats: {figures}. \\* a bound: the NLL is at most that."
+    sources = {entry["source"]: [] for entry in known}
+    for entry in known:
+        mark = "\\*" if entry["kind"] == "bound" else ""
+        sources[entry["source"]].append(f"{entry['model']} {entry['nll']:.2f}{mark}")
+    figures = "; ".join(f"{', '.join(models)} ({source})" for source, models in sources.items())
+    return f"For comparison, as published, in nats: {figures}. \\* a bound: the NLL is at most that."
 
 
 def strong_block(results: Path) -> str:

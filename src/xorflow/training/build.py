@@ -47,7 +47,7 @@ from xorflow.estimators import (
 from xorflow.flows import LatentFlow, Layer, Mixture
 from xorflow.training.codes import Code, choose_code, start_from_code
 from xorflow.training.options import Options
-from xorflow.training.starts import category_frequencies
+from xorflow.training.starts import category_totals
 from xorflow.training.step import Trainable
 from xorflow.transforms import ModularAffine, ModularShift, Transform
 
@@ -266,7 +266,8 @@ def quiet_features(dataset: Dataset, share: float) -> list[int]:
     """The features that have another value than their usual one in at most that share of the training rows."""
     if not share:
         return []
-    others = 1 - category_frequencies(dataset.train, dataset.categories).max(-1).values
+    train = dataset.train
+    others = (len(train) - category_totals(train, dataset.categories).max(-1).values) / len(train)
     found = (others <= share).nonzero().flatten().tolist()
     if len(found) == dataset.features:
         raise ConfigError(

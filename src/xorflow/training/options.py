@@ -38,7 +38,8 @@ class Options:
         cell: of a recurrent network, `gru` or `lstm`.
         dropout: the share of a transformer's or a recurrent network's units left out in training.
         rotary: a transformer's attention sees how far away things are.
-        quiet: features that have another value than their usual one in at most this share of rows take no step in those two.
+        quiet: features that have another value than their usual one in at most this share of rows are no steps of a transformer
+            or a recurrent network (0: all are).
         reach: how many rows and columns around a pixel those two look at directly; by default 2 for images.
         order: `natural`, `reversed`, `alternating`, `random`, `random:SEED`, of images also `columns`, `columns-reversed`,
             `outward` and `inward`; or one a layer, with commas.
@@ -165,11 +166,11 @@ class Options:
             )
         if self.rotary and self.conditioner != "transformer":
             raise ConfigError(
-                "--rotary is of transformers; leave it out, or choose --conditioner transformer"
+                "--rotary is of transformers; leave it out, or give --no-rotary beside a recipe that has it"
             )
         if self.quiet and self.conditioner not in ("transformer", "recurrent"):
             raise ConfigError(
-                "--quiet is of transformers and recurrent networks; leave it out, or choose such a --conditioner"
+                "--quiet is of transformers and recurrent networks; leave it out, or give --quiet 0 beside a recipe that has it"
             )
         if self.start not in STARTS and "/" not in self.start and "\\" not in self.start:
             raise ConfigError(

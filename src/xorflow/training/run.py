@@ -35,6 +35,7 @@ from xorflow.training.folder import (
 )
 from xorflow.training.loop import Observer, Trainer
 from xorflow.training.metrics import require_tensorboard
+from xorflow.training.muon import hidden_matrices
 from xorflow.training.options import (
     HARMLESS,
     OF_A_MODEL,
@@ -157,6 +158,10 @@ def _check(options: Options, estimator: Estimator, flow: Trainable) -> None:
             "--compile compiles the blocks of transformers, and this model has none; leave it out, or give --no-compile beside "
             "a recipe that has it"
         )
+    if options.optimiser == "muon" and not hidden_matrices(flow):
+        raise ConfigError(
+            "--optimiser muon is for matrices within transformers and recurrent networks, and this model has none; choose adamw"
+        )
     if options.accumulate > 1:
         estimator.prepare(admitted)
         if any(True for _ in estimator.parameters()):
@@ -199,7 +204,7 @@ def reopen_run(
     dataset = data_of_run(run, options, config["data_format"], dataset)
     saved = (run / "checkpoints" / "latest.json").exists()
     flow = _fresh_flow(options, dataset, config["model"])
-    if json.loads(json.dumps(flow_to_spec(flow))) != config["model"]:
+    if options.layers is not None and _written(flow) != _written_anew(config["model"]):
         raise CheckpointError(
             f"the options in {run / 'config.json'} make another model than the one in that file, so its weights would mean "
             "something else; go on with the version of xorflow that began the run, or begin anew with another --out"
@@ -210,6 +215,17 @@ def reopen_run(
     else:
         _start(options, flow, dataset)
     return _trainer(flow, estimator, dataset, options, run, observer, stop)
+
+
+def _written(flow: Trainable) -> dict[str, Any]:
+    """The model as a file has it."""
+    return json.loads(json.dumps(flow_to_spec(flow)))
+
+
+def _written_anew(model: dict[str, Any]) -> dict[str, Any]:
+    """The model of a file as we would write it: that of an earlier version lacks settings that came later."""
+    with torch.random.fork_rng(devices=[]):
+        return _written(flow_from_spec(model))
 
 
 def _options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners import MLP, Coupling, Diagonal
+from xorflow.conditioners import MLP, Coupling, Diagonal, SequenceConditioner
 from xorflow.conditioners.base import Source
 from xorflow.data import Split
 from xorflow.errors import ConfigError
@@ -48,7 +50,16 @@ def _take_over(module: nn.Module, other: nn.Module, what: str) -> None:
             f"{what} has other weights than what should start from it: choose the same conditioner, hidden widths, "
             "posterior and data"
         )
+    for name in ("rotary", "quiet"):  # of no shape
+        own, before = _settings_of(module, name), _settings_of(other, name)
+        if own != before:
+            raise ConfigError(f"{what} has another --{name} than what should start from it: choose the same")
     module.load_state_dict(theirs)
+
+
+def _settings_of(module: nn.Module, name: str) -> list[Any]:
+    """Of its networks that walk along an ordering."""
+    return [part.config().get(name) for part in module.modules() if isinstance(part, SequenceConditioner)]
 
 
 # ---- frequencies of the data ----
@@ -169,15 +180,19 @@ def start_logits(frequencies: Tensor, table: Tensor, binary: bool) -> Tensor:
 
 def category_frequencies(train: Split, sizes: tuple[int, ...]) -> Tensor:
     """How often each feature has each category in the training data, add-1/2 smoothed: (D, K) float64."""
-    rows, width = len(train), max(sizes)
-    if train.stochastic:  # intensities: the expected count needs no draw
-        ones = train.values.sum(0, dtype=torch.int64).double() / 255
-        counts = torch.stack((rows - ones, ones), -1).cpu()
-    else:
-        counts = category_counts(train.values, sizes)
-    valid = torch.arange(width) < torch.tensor(sizes)[:, None]
-    smoothed = (counts + 0.5) * valid
+    valid = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
+    smoothed = (category_totals(train, sizes) + 0.5) * valid
     return smoothed / smoothed.sum(-1, keepdim=True)
+
+
+def category_totals(train: Split, sizes: tuple[int, ...]) -> Tensor:
+    """In how many rows each feature has each category, on average over draws: (D, K) float64, on the CPU."""
+    if not train.stochastic:
+        return category_counts(train.values, sizes)
+    ones = (
+        train.values.sum(0, dtype=torch.int64).double() / 255
+    )  # intensities: the expected count needs no draw
+    return torch.stack((len(train) - ones, ones), -1).cpu()
 
 
 def category_counts(values: Tensor, sizes: tuple[int, ...]) -> Tensor:
