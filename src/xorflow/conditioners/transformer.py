@@ -168,9 +168,8 @@ class AttentionStack(Core):
         """Of steps at these coordinates (S, C)."""
         if self.turns is None:
             return None
-        angles = (where.unsqueeze(-1) * self.turns).sum(
-            -2
-        )  # no product of matrices, which autocast would round
+        # no product of matrices, which autocast would round
+        angles = (where.unsqueeze(-1) * self.turns).sum(-2)
         return angles.cos(), angles.sin()
 
     def _each(self) -> list[AttentionBlock]:
