@@ -50,6 +50,17 @@ def test_the_demo_is_the_defaults_and_has_its_figures() -> None:
     assert RECIPES["demo"].minutes == pytest.approx(result["seconds"] / 60, abs=0.1)
 
 
+def test_the_recipe_for_two_cores_has_its_figures() -> None:
+    folder = Path(__file__).parents[2] / "results/transformer-cpu"
+    result, cost = read(folder / "result.json"), read(folder / "cost.json")
+    recipe = RECIPES["transformer-cpu"]
+    assert recipe.machine == "two cores"
+    assert recipe.nll == pytest.approx(result["test"]["nll"], abs=0.05)
+    assert recipe.minutes == pytest.approx(result["seconds"] / 60, abs=0.5)
+    assert cost["cores"] == 2
+    assert result["epochs"] == recipe.options["epochs"]
+
+
 def test_what_is_given_beside_a_recipe_overrides_it() -> None:
     options = Options().replace(recipe="transformer-10min", epochs=3, lr=0.5)
     assert (options.epochs, options.lr, options.width) == (3, 0.5, 256)

@@ -18,7 +18,7 @@ from xorflow.report.paper_blocks import (
     table_block,
     verdict_block,
 )
-from xorflow.report.strong import strong_block, strong_headline_block
+from xorflow.report.strong import on_cores_block, strong_block, strong_headline_block
 from xorflow.report.study_advice import advice_block
 from xorflow.report.study_blocks import study_block
 from xorflow.report.summary import reported_part, run_figures
@@ -77,7 +77,7 @@ DOCUMENTS: dict[str, dict[str, Block]] = {
         "depth": depth_in_short_block,
         "details": details_block,
     },
-    "docs/conditioners.md": {"strong": strong_block},
+    "docs/conditioners.md": {"cores": on_cores_block, "strong": strong_block},
     "docs/depth.md": {"depth": depth_block},
     "docs/which_estimator.md": {"advice": advice_block, "study": study_block},
 }

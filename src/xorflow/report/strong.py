@@ -185,6 +185,22 @@ def _published(results: Path) -> str:
     return f"For comparison, as published, in nats: {figures}. \\* a bound: the NLL is at most that."
 
 
+def on_cores_block(results: Path) -> str:
+    """What the recipe for machines without a GPU reached, and what it cost."""
+    folder = results / "transformer-cpu"
+    result = read_json(folder / "result.json", "the result of transformer-cpu")
+    cost = read_json(folder / "cost.json", "the cost of transformer-cpu")
+    test, validation = result["test"], result["validation"]
+    images = result["data"]["sizes"]["train"]
+    return (
+        f"`{cost['command']}` took {cost['wall_seconds'] / 60:.0f} minutes on {cost['cores']} cores, its evaluation included, "
+        f"and {cost['peak_gigabytes']} GB of memory at the peak: {result['parameters']:,} weights, {result['epochs']} epochs "
+        f"of {images:,} images. Its NLL is exactly {test['nll']:.2f} ± {test['stderr']:.2f} nats on test images, in the draw "
+        f"of seed {result['data']['seed']}, and {validation['nll']:.2f} on validation images; deterministic, with the base "
+        f"refitted, {test['refit_nll']:.2f}."
+    )
+
+
 def strong_block(results: Path) -> str:
     """For a document: the tables."""
     table = _full_table(results)
