@@ -131,9 +131,7 @@ def stack_optimiser(
 def _make(
     groups: list[dict[str, Any]], seen: Mapping[Tensor, Tensor], options: Options, device: torch.device
 ) -> torch.optim.Optimizer:
-    on_cuda = device.type == "cuda"
-    rate = torch.tensor(options.lr, device=device) if on_cuda else options.lr
-    fused = options.precision != "16-mixed"  # a fused optimiser unscales by itself, which forbids clipping
+    rate, fused = _rate(options, device), _fused(options)
     if options.optimiser == "sgd":
         return torch.optim.SGD(groups, lr=rate, fused=fused)
     decoupled = options.optimiser == "adamw"
@@ -142,7 +140,7 @@ def _make(
     if isinstance(rate, Tensor) and _kernels.available() and plain and fused:
         return FusedAdam(groups, lr=rate, decoupled=decoupled, seen=seen)
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-    return kind(groups, lr=rate, fused=fused, capturable=on_cuda)
+    return kind(groups, lr=rate, fused=fused, capturable=device.type == "cuda")
 
 
 def _muon(module: nn.Module, groups: list[dict[str, Any]], options: Options, device: torch.device) -> Muon:
@@ -154,9 +152,16 @@ def _muon(module: nn.Module, groups: list[dict[str, Any]], options: Options, dev
     others = [group | {"params": [p for p in group["params"] if id(p) not in taken]} for group in groups]
     own = [{"params": p, "weight_decay": options.weight_decay, "parts": n} for n, p in matrices.items()]
     found = [group for group in (*own, *others) if group["params"]]
-    on_cuda = device.type == "cuda"
-    rate = torch.tensor(options.lr, device=device) if on_cuda else options.lr
-    return Muon(found, lr=rate, fused=options.precision != "16-mixed", capturable=on_cuda)
+    return Muon(found, lr=_rate(options, device), fused=_fused(options), capturable=device.type == "cuda")
+
+
+def _rate(options: Options, device: torch.device) -> float | Tensor:
+    return torch.tensor(options.lr, device=device) if device.type == "cuda" else options.lr
+
+
+def _fused(options: Options) -> bool:
+    """A fused optimiser unscales by itself, which forbids clipping."""
+    return options.precision != "16-mixed"
 
 
 def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -263,9 +263,8 @@ def _start(options: Options, flow: Trainable, dataset: Dataset) -> None:
 
 
 def _freeze(options: Options, flow: Trainable) -> None:
-    frozen = max(
-        options.freeze, 0 if options.code is None else (options.layers or 1) - 1
-    )  # what writes is right already
+    writers = 0 if options.code is None else (options.layers or 1) - 1  # which are right already
+    frozen = max(options.freeze, writers)
     if frozen:
         _single(flow, "--freeze").layers[:frozen].requires_grad_(False)
 

@@ -189,9 +189,8 @@ def category_totals(train: Split, sizes: tuple[int, ...]) -> Tensor:
     """In how many rows each feature has each category, on average over draws: (D, K) float64, on the CPU."""
     if not train.stochastic:
         return category_counts(train.values, sizes)
-    ones = (
-        train.values.sum(0, dtype=torch.int64).double() / 255
-    )  # intensities: the expected count needs no draw
+    # intensities: the expected count needs no draw
+    ones = train.values.sum(0, dtype=torch.int64).double() / 255
     return torch.stack((len(train) - ones, ones), -1).cpu()
 
 
