@@ -67,8 +67,8 @@ def test_the_front_page_shows_every_row_and_the_best_ones_samples(smoke: Path, t
 
 def test_a_recipe_is_selected_once(smoke: Path) -> None:
     names = {path.name for path in (smoke / "out/runs").iterdir()}
-    assert "transformer-columns.ours.seed0.final.json" in names
-    assert "transformer-columns.ours.seed0.select.json" not in names
+    assert "transformer-reversed.ours.seed0.final.json" in names
+    assert "transformer-reversed.ours.seed0.select.json" not in names
 
 
 def test_a_second_time_there_is_nothing_to_do(smoke: Path, xorflow: Command) -> None:

@@ -10,7 +10,7 @@ import zoo
 from enumeration import all_choices, all_states, enumerated, gradient, joint
 from xorflow import ConfigError, LatentFlow, ModelError
 from xorflow.data import Batch
-from xorflow.estimators import Loss, Marginal
+from xorflow.estimators import Loss, Marginal, SpecialCase
 from xorflow.flows import BinaryNodes
 
 CLOSED = zoo.names(zoo.closed_form)
@@ -146,6 +146,70 @@ def test_a_last_layer_that_sees_its_own_choice_is_refused(name):
     flow = zoo.make(name)
     with pytest.raises(ModelError, match="must not see its own u"):
         Marginal()(flow, all_states(flow.states.sizes))
+
+
+# ---- grey values: chances with which data are drawn ----
+
+
+def some_chances(flow: LatentFlow, rows: int = 1) -> Tensor:
+    """Certain, impossible and in between."""
+    found = torch.rand(rows, flow.features, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    found[:, 0] = torch.arange(rows) % 3 / 2
+    return found
+
+
+def probabilities(chances: Tensor, x: Tensor) -> Tensor:
+    """Of every state x (N, D), given chances (1, D): (N,)."""
+    return torch.where(x == 1, chances, 1 - chances).prod(-1)
+
+
+@pytest.mark.parametrize("name", [name for name in CLOSED if zoo.binary(zoo.make(name))])
+def test_grey_values_have_the_gradient_of_the_likelihood_in_expectation(name):
+    """Over every draw of the data: each weighs as much as it is probable."""
+    flow = zoo.make(name)
+    x, context, parameters = all_states(flow.states.sizes), zoo.context(flow), trainable(flow)
+    chances = some_chances(flow)
+    grey, hard, bound = 0.0, 0.0, 0.0
+    for row, p in zip(x, probabilities(chances, x), strict=True):
+        one = Marginal(grey=True)(flow, row[None], context, chances=chances)
+        grey, bound = grey + p * one.surrogate, bound + p * one.bound
+        hard = hard + p * Marginal()(flow, row[None], context).surrogate
+    assert isinstance(grey, Tensor)
+    assert isinstance(hard, Tensor)
+    torch.testing.assert_close(gradient(grey, parameters), gradient(hard, parameters), rtol=0, atol=1e-10)
+    torch.testing.assert_close(bound, -hard.detach(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name in CLOSED if zoo.binary(zoo.make(name))])
+def test_certain_chances_are_the_likelihood(name):
+    flow = zoo.make(name)
+    x = all_states(flow.states.sizes)
+    context = zoo.rows_of_context(flow, len(x))
+    grey = Marginal(grey=True)(flow, x, context, chances=x.double())
+    torch.testing.assert_close(grey.bound, Marginal()(flow, x, context).bound, rtol=0, atol=1e-12)
+
+
+def test_a_feature_s_own_draw_is_gone_from_its_term():
+    flow = zoo.make("D1")
+    chances = torch.tensor([[0.3]], dtype=torch.float64)
+    zero, one = (
+        Marginal(grey=True)(flow, torch.tensor([[value]]), chances=chances).surrogate for value in (0, 1)
+    )
+    assert torch.equal(zero, one)
+
+
+def test_grey_values_where_they_mean_nothing_are_refused():
+    for name in ("D3 depth 2 reversed", "K3 D3"):
+        flow = zoo.make(name)
+        with pytest.raises(ModelError, match="binary features in flows of depth 1"):
+            Marginal(grey=True)(flow, torch.zeros(1, flow.features, dtype=torch.int64))
+    flow = zoo.make("D2")
+    with pytest.raises(ModelError, match="give chances, the probabilities with which x was drawn"):
+        Marginal(grey=True)(flow, torch.zeros(1, 2, dtype=torch.int64))
+    with pytest.raises(ModelError, match="SpecialCase does not look at grey values"):
+        SpecialCase().grey_loss(flow, torch.zeros(1, 2), None, torch.zeros(1, 2))
+    with pytest.raises(ModelError, match="in_turn is for the components of a mixture"):
+        Marginal(in_turn=True)(flow, torch.zeros(1, 2, dtype=torch.int64))
 
 
 def test_no_samples_are_refused():

@@ -128,6 +128,54 @@ def test_the_gradient_is_that_of_the_enumerated_likelihood(name):
     assert bool((gradient(loss.surrogate, [mixture.logits]) != 0).any())
 
 
+@pytest.mark.parametrize("name", CLOSED)
+def test_components_in_turn_have_the_mean_of_their_gradients(name):
+    """Every component gets every state here: what is left is the plain mean, which is a bound."""
+    mixture = MIXTURES[name]()
+    x = all_states(mixture.states.sizes)
+    context = zoo.rows_of_context(mixture, len(x))
+    parameters = [p for part in mixture for p in part.parameters() if p.requires_grad]
+    loss = Marginal(in_turn=True)(
+        mixture, x.repeat(len(mixture), 1), None if context is None else context.repeat(len(mixture), 1)
+    )
+    expected = torch.stack([joint(part).log_p.mean() for part in mixture]).mean()
+    torch.testing.assert_close(loss.bound, expected.detach(), rtol=0, atol=1e-12)
+    found = gradient(loss.surrogate, parameters)
+    torch.testing.assert_close(found, -gradient(expected, parameters), rtol=0, atol=1e-12)
+    equal = torch.stack([joint(part).log_p for part in mixture]).logsumexp(0) - math.log(len(mixture))
+    assert loss.bound < equal.mean()
+
+
+@pytest.mark.parametrize("rows", [3, 4, 5])
+def test_in_turn_each_row_is_one_component_s(rows):
+    mixture = orderings()
+    x = all_states(mixture.states.sizes)[:rows]
+    shares = torch.arange(rows).tensor_split(3)
+    parts = [part().log_prob(x[share]).mean() for part, share in zip(mixture, shares, strict=True)]
+    found = Marginal(in_turn=True)(mixture, x).bound
+    torch.testing.assert_close(found, torch.stack(parts).mean(), rtol=0, atol=1e-12)
+    with pytest.raises(ModelError, match="2 rows came for 3 components; choose larger batches"):
+        Marginal(in_turn=True)(mixture, x[:2])
+
+
+def test_grey_values_of_components_in_turn():
+    mixture = orderings()
+    x = all_states(mixture.states.sizes)
+    chances = torch.rand(1, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = torch.where(x == 1, chances, 1 - chances).prod(-1)
+    grey, hard = (
+        sum(
+            p * Marginal(in_turn=True, grey=grey)(mixture, row.repeat(3, 1), **given).surrogate
+            for row, p in zip(x, weights, strict=True)
+        )
+        for grey, given in ((True, {"chances": chances.repeat(3, 1)}), (False, {}))
+    )
+    parameters = [p for part in mixture for p in part.parameters()]
+    torch.testing.assert_close(gradient(grey, parameters), gradient(hard, parameters), rtol=0, atol=1e-12)
+    with pytest.raises(ModelError, match="give in_turn too, or leave grey out"):
+        Marginal(grey=True)(mixture, x, chances=chances.expand(16, -1))
+
+
 def test_evaluation_knows_mixtures():
     mixture = orderings()
     x = all_states(mixture.states.sizes)

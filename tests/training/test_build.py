@@ -95,7 +95,7 @@ def test_estimators_are_what_their_names_say() -> None:
         ("special-case:second=2", "belong to rewards=two-term"),
         ("full-posterior:decay=1", "at least 0 and below 1; got 1"),
         ("straight-through:anneal=2", "from 0 to 1; got 2"),
-        ("marginal:draws=3", "takes samples, written as marginal:KEY=VALUE; got 'draws=3'"),
+        ("marginal:draws=3", "takes samples, in_turn, grey, written as marginal:KEY=VALUE; got 'draws=3'"),
         ("marginal:samples", "got 'samples'"),
         ("marginal:samples=0", "at least one sample"),
         ("leave-one-out:samples=1", "needs samples=2 or more"),

@@ -24,6 +24,7 @@ GREY: dict[str, dict[str, Any]] = {
     "marginal, depth 2": DEEP | {"estimator": "marginal:samples=2"},
     "straight-through, depth 2": DEEP | {"estimator": "straight-through"},
     "coupling": {"layers": 2, "conditioner": "coupling", "mask": "halves", "estimator": "marginal:samples=2"},
+    "grey": {"estimator": "marginal:grey=true"},
     "direct": {"direct": True, "hidden": [12, 8]},
     "average, clip and warm-up": {"average": 0.9, "clip": 0.1, "warmup": 3},
     "adamw": {"optimiser": "adamw", "weight_decay": 0.1},

@@ -7,8 +7,7 @@ import pytest
 from tiny_runs import read, rows_file
 from xorflow import data
 from xorflow.errors import ConfigError
-from xorflow.flows import LatentFlow
-from xorflow.training import Options, build_data, build_flow, from_mapping, read_config
+from xorflow.training import Options, build_data, build_estimator, build_flow, from_mapping, read_config
 from xorflow.training.recipes import RECIPES, Recipe, expanded
 from xorflow.training.run import resume_run, train_run
 
@@ -40,7 +39,7 @@ def test_recipes_build_models() -> None:
     for name in RECIPES:
         options = Options().replace(recipe=name, **small)
         flow = build_flow(options, digits)
-        assert isinstance(flow, LatentFlow)
+        assert build_estimator(options.estimator).admit(flow) is flow
 
 
 def test_the_demo_is_the_defaults_and_has_its_figures() -> None:

@@ -11,6 +11,7 @@ import torch
 import xorflow as xf
 from tiny_runs import StopAt, assert_same_run, images_file, read, rows_file, tiny_dataset, tiny_options
 from xorflow.conditioners import CausalTransformer, Recurrent, SequenceConditioner
+from xorflow.data import Dataset, Split
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators import Marginal
 from xorflow.flows import LatentFlow, Mixture
@@ -41,6 +42,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "recurrent, muon": RECURRENT | {"dropout": 0.3, "optimiser": "muon", "quiet": 0.4},
     "mixture": TRANSFORMER | {"dropout": 0.2, "mixture": "natural,columns,random:1"},
     "mixture of MADEs": {"mixture": "2", "hidden": [8]},
+    "mixture in turn": TRANSFORMER
+    | {
+        "dropout": 0.2,
+        "mixture": "natural,columns",
+        "estimator": "marginal:in_turn=true",
+        "optimiser": "muon",
+        "rotary": True,
+    },
 }
 
 
@@ -78,7 +87,7 @@ def test_runs_are_read_back(tmp_path: Path, kind: str) -> None:
     assert greedy == pytest.approx(result["test"]["greedy_nll"], abs=1e-9)
     assert result["test"]["floor"] <= result["test"]["nll"]
     assert load(tmp_path / "run")().sample((3,)).shape == (3, 20)
-    trained = sum(p.numel() for p in opened.flow.parameters())
+    trained = sum(p.numel() for p in opened.flow.parameters() if p.requires_grad)
     assert result["parameters"] == trained
 
 
@@ -163,6 +172,44 @@ def test_a_mixture_in_parts_too() -> None:
 
     for found, expected in zip(_trained(mixture(), accumulate=3), _trained(mixture()), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def _grey_data() -> Dataset:
+    values = (torch.rand(84, 6, generator=torch.Generator().manual_seed(0)) * 255).to(torch.uint8)
+    return Dataset("grey", Split(values, stochastic=True), None, None, categories=(2,) * 6)
+
+
+def _trained_on_grey(flow: LatentFlow | Mixture, estimator: str, **changes: Any) -> list[torch.Tensor]:
+    usual = {"epochs": 2, "batch_size": 28, "device": "cpu", "optimiser": "sgd", "precision": "64-true"}
+    options = Options().replace(**(usual | changes))
+    Trainer(flow, build_estimator(estimator), _grey_data(), options).train()
+    return [p.detach().clone() for p in flow.parameters()]
+
+
+def test_grey_values_reach_every_part_of_a_batch() -> None:
+    def flow() -> LatentFlow:
+        torch.manual_seed(0)
+        return LatentFlow([xf.Layer(xf.MADE(6, (8,)))], xf.FactorisedBase(6, learned=True))
+
+    whole, cut = (_trained_on_grey(flow(), "marginal:grey=true", accumulate=count) for count in (1, 3))
+    hard = _trained_on_grey(flow(), "marginal")
+    for found, expected, other in zip(cut, whole, hard, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        assert not torch.equal(expected, other)
+
+
+def test_data_that_are_not_drawn_have_no_grey_values(tmp_path: Path) -> None:
+    options = tiny_options(images_file(tmp_path / "images.npy"), estimator="marginal:grey=true")
+    with pytest.raises(ConfigError, match="these data are fixed; leave grey out of --estimator"):
+        train_run(options, tmp_path / "run")
+
+
+def test_components_in_turn_keep_equal_weights(tmp_path: Path) -> None:
+    train_run(images(tmp_path, "mixture in turn"), tmp_path / "run")
+    flow = load(tmp_path / "run")
+    assert isinstance(flow, Mixture)
+    assert not flow.learned
+    assert torch.equal(flow.log_weights().exp(), torch.full((2,), 0.5))
 
 
 def test_the_record_of_an_epoch_in_parts(tmp_path: Path) -> None:
@@ -284,6 +331,8 @@ def test_a_mixture_shares_its_network_or_not(tmp_path: Path) -> None:
         ({"mixture": "2", "layers": 2}, "leave --layers and --posterior out"),
         ({"mixture": "2", "posterior": "mlp"}, "leave --layers and --posterior out"),
         ({"mixture": "2", "estimator": "straight-through"}, "StraightThrough trains single flows"),
+        ({"estimator": "marginal:in_turn=true"}, "in_turn is for the components of a mixture"),
+        ({"estimator": "marginal:grey=true"}, "grey is for binary features in flows of depth 1"),
     ],
 )
 def test_what_means_nothing_is_refused_before_a_folder_is_made(

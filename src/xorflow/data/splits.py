@@ -96,6 +96,14 @@ class Split:
         rows = self.values.index_select(0, indices)
         return Batch((noise * 255 < rows).to(torch.uint8), context)
 
+    def chances(self, indices: Tensor) -> Tensor:
+        """With which probability each feature of the rows at `indices` is drawn as 1, float32 (B, D)."""
+        if not self.stochastic:
+            raise DataError(
+                "a split of fixed values draws nothing: chances are of grey values, which are binarised"
+            )
+        return self.values.index_select(0, indices).to(torch.float32) / 255
+
     def draw_noise(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
         """The uniforms (rows, D) that `gather` binarises a stochastic split with, if it is given none."""
         self._check_generator(generator)

@@ -47,6 +47,9 @@ class Estimator(nn.Module, ABC):
     """Whether a weight enters the loss only where it is differentiated (never detached): it may then change as soon as its
     gradient is there, while the backward pass goes on. A class says it for itself, not for those made from it."""
 
+    looks_at_grey: bool = False
+    """Whether it takes the chances with which data were drawn (`grey_loss`), and not the draw alone."""
+
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, as JSON."""
         return {}
@@ -91,6 +94,11 @@ class Estimator(nn.Module, ABC):
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         """The loss of encoded data x, given the draws (S, B, L', D)."""
 
+    def grey_loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, chances: Tensor) -> Loss:
+        """The loss of encoded data x that were drawn with these chances (B, D); of estimators that look at them."""
+        del flow, x, context, chances
+        raise ModelError(f"{type(self).__name__} does not look at grey values")
+
     def update(self, stats: Mapping[str, Tensor]) -> None:
         """Change the estimator's state after the backward pass, from the (globally reduced) statistics of its loss."""
         del stats
@@ -111,6 +119,7 @@ class Estimator(nn.Module, ABC):
         *,
         draws: Tensor | None = None,
         generator: torch.Generator | None = None,
+        chances: Tensor | None = None,
     ) -> Loss:
         """The loss of a batch of integers (B, D).
 
@@ -120,12 +129,19 @@ class Estimator(nn.Module, ABC):
             context: (B, C) or None.
             draws: the noise; uniforms, or (as integers) the choices themselves. Drawn anew if not given.
             generator: where fresh noise comes from.
+            chances: the probabilities (B, D) with which x was drawn, for an estimator that looks at them.
         """
         flow = self.admit(flow)
         self.prepare(flow)
         if isinstance(x, Batch):
             # labels that come along with the data are left out if the flow sees none, as in evaluation
             x, context = x.x, x.context if flow.context_features else None
+        if self.looks_at_grey:
+            if chances is None:
+                raise ModelError(
+                    f"this {type(self).__name__} looks at grey values: give chances, the probabilities with which x was drawn"
+                )
+            return self.grey_loss(flow, flow.encode(x), context, chances)
         if draws is None:
             draws = self.draw(flow, len(x), generator)
         return self.loss(flow, flow.encode(x), context, draws)

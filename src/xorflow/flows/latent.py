@@ -10,7 +10,7 @@ from xorflow._math import ENUMERATION_LIMIT, enumerate_states
 from xorflow.errors import Intractable
 from xorflow.flows.distribution import FlowDistribution
 from xorflow.flows.flow import Flow
-from xorflow.flows.marginal import marginal_total
+from xorflow.flows.marginal import expected_total, marginal_total
 from xorflow.flows.nodes import BinaryNodes
 from xorflow.flows.sampling import SampleNoise, invert
 from xorflow.flows.stack import Stack
@@ -68,6 +68,21 @@ class LatentFlow(Stack):
             return marginal_total(nodes.logits, point.state, self.base.logits)
         rewards = self.layers[-1].transform.outcomes(self.base.log_table(), point.state)
         return nodes.log_mixture(rewards).sum(-1)
+
+    def expected_log_marginal(self, x: Tensor, chances: Tensor, context: Tensor | None = None) -> Tensor:
+        r""":math:`\sum_d E_{x'_d}[\log p(x'_d \mid x_{<d})]` at depth 1, (B,), where :math:`x'_d` is 1 with its own chance.
+
+        If x itself was drawn with these chances, feature by feature, then its expectation is that of log p(x): what comes
+        before a feature says nothing about its own draw.
+
+        Args:
+            x: encoded data (B, D), binary.
+            chances: (B, D).
+            context: (B, C) or None.
+        """
+        nodes = self.last_generator(self.start(x), context)
+        assert isinstance(nodes, BinaryNodes)
+        return expected_total(nodes.logits, chances.to(nodes.logits.dtype), self.base.logits)
 
     def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """Exact log p(x) in nats for encoded x, (B,): closed form at depth 1, enumeration in small spaces."""

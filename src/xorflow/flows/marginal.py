@@ -27,6 +27,20 @@ def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
     return total
 
 
+def expected_total(logits: Tensor, chances: Tensor, base_logits: Tensor) -> Tensor:
+    r"""The expectation of `marginal_total` over x, each :math:`x_d = 1` with its own chance, the logits being given; (B,).
+
+    Args:
+        logits: log-odds of u, (B, D).
+        chances: probabilities (B, D), without gradient.
+        base_logits: log-odds of y, (D,).
+    """
+    zero, one = logsigmoid(-base_logits), logsigmoid(base_logits)
+    of_one = one + softplus(logits + (zero - one))
+    of_zero = zero + softplus(logits + (one - zero))
+    return (torch.lerp(of_zero, of_one, chances) - softplus(logits)).sum(-1)
+
+
 class _MarginalTotal(Function):
     generate_vmap_rule = True
 

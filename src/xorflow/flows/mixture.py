@@ -175,8 +175,13 @@ class Mixture(nn.Module):
 
     def log_marginal_total(self, point: Point, context: Tensor | None = None) -> Tensor:
         """log p(x), (B,), of components that are latent flows in closed form; for training."""
-        latent = [component for component in self if isinstance(component, LatentFlow)]
-        return self._mixed(torch.stack([flow.log_marginal_total(point, context) for flow in latent]))
+        return self._mixed(
+            torch.stack([flow.log_marginal_total(point, context) for flow in self.latent_components()])
+        )
+
+    def latent_components(self) -> list[LatentFlow]:
+        """Those that are latent flows; all, if it can be trained."""
+        return [component for component in self if isinstance(component, LatentFlow)]
 
     def check_trainable(self) -> None:
         """Raise `ModelError` unless `log_marginal_total` is there: gradients need latent flows in closed form."""

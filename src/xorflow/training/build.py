@@ -126,7 +126,12 @@ def build_flow(options: Options, dataset: Dataset) -> Trainable:
         )
     first, *others = mixture_orders(options.mixture, _image_shape(dataset) is not None)
     flow = _build_one(options, dataset, [first])
-    return Mixture([flow, *(_build_another(options, dataset, flow, order) for order in others)])
+    estimator = build_estimator(options.estimator)
+    # in turn, all components count alike
+    learned = not (isinstance(estimator, Marginal) and estimator.in_turn)
+    return Mixture(
+        [flow, *(_build_another(options, dataset, flow, order) for order in others)], learned=learned
+    )
 
 
 def _chosen_code(options: Options, dataset: Dataset) -> Code:

@@ -99,10 +99,12 @@ class Ensemble:
         x, context = self._rows(rows, step)
         draws = [m.estimator.draw(m.flow, size, m.generator) for m in self.members]
         context = context if self.flow.context_features else None
+        chances = self.train.chances(rows.flatten()) if self.estimator.looks_at_grey else None
         return Feed(
             x=x.unflatten(0, (-1, size)),
             context=None if context is None else context.unflatten(0, (-1, size)),
             draws=torch.stack([d for d in draws if d is not None]) if draws[0] is not None else None,
+            chances=None if chances is None else chances.unflatten(0, (-1, size)),
         )
 
     def _rows(self, rows: Tensor, step: StepNumber) -> tuple[Tensor, Tensor | None]:
@@ -141,12 +143,13 @@ class Ensemble:
         """What each run's step returns, stacked: one pass through the first run's module, with everyone's weights."""
         step = self.members[0].step
 
-        def one(weights: dict[str, Tensor], x: Tensor, context: Tensor | None, draws: Tensor | None):
+        def one(weights: dict[str, Tensor], *fed: Tensor | None):
             # torch's own treatment of shared weights leaves them behind in modules that are used twice
-            return functional_call(step, weights, (x, context, draws), tie_weights=False)
+            return functional_call(step, weights, fed, tie_weights=False)
 
-        given = [None if tensor is None else 0 for tensor in (feed.context, feed.draws)]
-        return torch.vmap(one, in_dims=(0, 0, *given))(self._slots, feed.x, feed.context, feed.draws)
+        fed = (feed.x, feed.context, feed.draws, feed.chances)
+        given = [None if tensor is None else 0 for tensor in fed]
+        return torch.vmap(one, in_dims=(0, *given))(self._slots, *fed)
 
     def _backward(self, losses: Tensor) -> None:
         losses.backward(self._ones.to(losses.dtype))  # as the sum's would be, in fewer launches

@@ -17,7 +17,7 @@ from torch import Tensor
 from xorflow import evaluate
 from xorflow.conditioners.transformer import attention_stacks
 from xorflow.data import Dataset, Split
-from xorflow.errors import TrainingError
+from xorflow.errors import ConfigError, TrainingError
 from xorflow.estimators import Estimator
 from xorflow.training.checkpoint import (
     Progress,
@@ -80,6 +80,11 @@ class Trainer:
         stop: threading.Event | None = None,
     ) -> None:
         admitted = estimator.admit(flow)
+        if estimator.looks_at_grey and not dataset.train.stochastic:
+            raise ConfigError(
+                "grey is for images whose grey values are binarised afresh, as MNIST's are, and these data are fixed; leave "
+                "grey out of --estimator"
+            )
         self.options = options
         self.run_folder = run
         self.observer = observer

@@ -24,10 +24,18 @@ class Step(nn.Module):
         self.estimator = estimator
 
     def forward(
-        self, x: Tensor, context: Tensor | None, draws: Tensor | None, share: float = 1.0
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        draws: Tensor | None,
+        chances: Tensor | None = None,
+        share: float = 1.0,
     ) -> dict[str, Tensor]:
         """Means over rows, times `share`, that of these rows among those of the step."""
-        loss = self.estimator.loss(self.flow, x, context, draws)
+        if chances is None:
+            loss = self.estimator.loss(self.flow, x, context, draws)
+        else:
+            loss = self.estimator.grey_loss(self.flow, x, context, chances)
         total = loss.surrogate
         if loss.control is not None:
             self._require_parameters()
