@@ -7,6 +7,7 @@ import stat
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +111,23 @@ def test_processes_that_fail_or_are_killed_harm_no_other(
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "good").rglob("*")} == before
 
 
+def to_the_process(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+def to_another_thread(number: signal.Signals) -> None:
+    """As some systems do: it does not wake the one that waits."""
+    signal.pthread_kill(threading.get_ident(), number)
+
+
+@pytest.mark.parametrize("send", [to_the_process, to_another_thread])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_told_to_stop_all_save_and_later_go_on(whole: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_told_to_stop_all_save_and_later_go_on(
+    whole: Path, tmp_path: Path, number: signal.Signals, send: Callable[[signal.Signals], None]
+) -> None:
     options, watch = long_options(whole), Watch()
     made = [Job(options, tmp_path / "first"), Job(options.replace(epochs=1), tmp_path / "second")]
-    presser = after_a_checkpoint(tmp_path / "first", lambda: os.kill(os.getpid(), number))
+    presser = after_a_checkpoint(tmp_path / "first", lambda: send(number))
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(Interrupted):
         run_jobs(made, 1, watch)

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +115,7 @@ def run_jobs(
     try:
         with _sigterm_as_ctrl_c():
             futures = [pool.submit(crew.run, group) for group in crew.groups()]
+            _wait_for(futures)
             outcomes = {outcome.job.out: outcome for future in futures for outcome in future.result()}
             return [outcomes[job.out] for job in jobs]
     except BaseException as error:
@@ -128,6 +129,18 @@ def run_jobs(
         raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+_LONGEST_WAIT = 0.5
+"""Seconds without a look around: a signal that the system hands to another thread ends no wait of this one."""
+
+
+def _wait_for(futures: Sequence[Future[Any]]) -> None:
+    """Until all are done, or one has failed."""
+    while True:
+        done, left = wait(futures, timeout=_LONGEST_WAIT, return_when=FIRST_EXCEPTION)
+        if not left or any(future.exception() is not None for future in done):
+            return
 
 
 def make_run(
