@@ -32,12 +32,17 @@ def test_the_table(smoke: Path) -> None:
     assert list(rows) == [row.id for row in (*STRONG_ROWS, *MIXED_ROWS)]
     for row in rows.values():
         assert row.keys() >= KEYS
-        assert (row["kind"], row["seeds"]) == ("exact", [0])
+        assert row["kind"] == "exact"
+        assert row["seeds"] == ([0, 1] if row["id"] in ("transformer-pair", "transformer-mixed") else [0])
         assert abs(row["bf16"]["difference"]) < 0.1
-    mixed, parts = rows["transformer-mixed"], [rows[part] for part in MIXED_ROWS[0].parts]
+    mixed, part = rows["transformer-mixed"], rows[MIXED_ROWS[0].part]
     # a mixture of two loses at most log 2 to either
-    assert mixed["nll"] < min(part["nll"] for part in parts) + 0.7
-    assert mixed["parameters"] == sum(part["parameters"] for part in parts)
+    assert mixed["nll"] < min(part["each"]["nll"]) + 0.7
+    assert mixed["parameters"] == 2 * part["parameters"]
+    assert [len(rows[name]["components"]) for name in ("made", "transformer", part["id"], mixed["id"])] == [
+        1, 2, 2, 4
+    ]  # fmt: skip
+    assert mixed["components"][:2] == pytest.approx(part["components"])
     assert {path.name for path in (smoke / "out").iterdir()} == {
         "plan.json", "runs", "table.json", "table.md", "samples.png"
     }  # fmt: skip
@@ -51,7 +56,7 @@ def test_the_front_page_shows_every_row_and_the_best_ones_samples(smoke: Path, t
     table = read(smoke / "out/table.json")
     best = min((row for row in table["rows"] if row["validation"]), key=lambda row: row["validation"][0])
     shown = next(row for row in table["rows"] if row["id"] == table["shown"])
-    assert best["id"] in (shown["id"], *shown["parts"])
+    assert best["id"] in (shown["id"], shown["part"])
     (tmp_path / "strong").mkdir()
     for budget in ("smoke", "full"):
         (tmp_path / "strong/table.json").write_text(json.dumps(table | {"budget": budget}))
@@ -67,8 +72,8 @@ def test_the_front_page_shows_every_row_and_the_best_ones_samples(smoke: Path, t
 
 def test_a_recipe_is_selected_once(smoke: Path) -> None:
     names = {path.name for path in (smoke / "out/runs").iterdir()}
-    assert "transformer-reversed.ours.seed0.final.json" in names
-    assert "transformer-reversed.ours.seed0.select.json" not in names
+    assert "transformer-pair.ours.seed1.final.json" in names
+    assert "transformer-pair.ours.seed1.select.json" not in names
 
 
 def test_a_second_time_there_is_nothing_to_do(smoke: Path, xorflow: Command) -> None:
@@ -84,9 +89,9 @@ def test_a_mixture_of_other_recipes_is_not_passed_off_as_one_of_these(
 ) -> None:
     shutil.copytree(smoke / "out", tmp_path / "out")
     path = tmp_path / "out/runs/transformer-mixed.json"
-    path.write_text(json.dumps(read(path) | {"recipe": "transformer-10min@1"}))
+    path.write_text(json.dumps(read(path) | {"recipe": "transformer-pair@0 x 2"}))
     refused = xorflow(*SMOKE, "--out", tmp_path / "out", "--work", smoke / "work").refused()
-    assert "mixes transformer-10min@1, and row transformer-mixed now is transformer-10min@" in refused
+    assert "mixes transformer-pair@0 x 2, and row transformer-mixed now is transformer-pair@" in refused
 
 
 def test_a_mixture_waits_for_its_parts(xorflow: Command, tmp_path: Path) -> None:

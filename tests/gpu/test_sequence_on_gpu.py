@@ -32,6 +32,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "transformer in parts": {"conditioner": "transformer", "accumulate": 3},
     "transformer, compiled": {"conditioner": "transformer", "precision": "bf16-mixed", "compile": True},
     "mixture": {"conditioner": "transformer", "mixture": "2", "blocks": 1},
+    "mixture in turn, grey": {
+        "conditioner": "transformer",
+        "mixture": "2",
+        "shared": False,
+        "blocks": 1,
+        "estimator": "marginal:in_turn=true,grey=true",
+    },
     "recurrent": {"conditioner": "recurrent"},
     "recurrent, lstm, bf16": {"conditioner": "recurrent", "cell": "lstm", "precision": "bf16-mixed"},
 }

@@ -49,6 +49,18 @@ def test_the_demo_is_the_defaults_and_has_its_figures() -> None:
     assert RECIPES["demo"].minutes == pytest.approx(result["seconds"] / 60, abs=0.1)
 
 
+def test_the_recipes_for_a_gpu_have_their_figures() -> None:
+    rows = read(Path(__file__).parents[2] / "results/strong/table.json")["rows"]
+    measured = {row["recipe"]: row for row in rows}
+    for recipe in RECIPES.values():
+        if recipe.machine == "one H200":
+            row = measured.get(recipe.label)
+            assert (row is None) == (recipe.nll is None), recipe.label
+            if row is not None:
+                assert recipe.nll == pytest.approx(row["nll"], abs=0.05)
+                assert recipe.minutes == pytest.approx(row["seconds"] / 60, abs=0.1)
+
+
 def test_the_recipe_for_two_cores_has_its_figures() -> None:
     folder = Path(__file__).parents[2] / "results/transformer-cpu"
     result, cost = read(folder / "result.json"), read(folder / "cost.json")

@@ -226,13 +226,18 @@ def test_the_record_of_an_epoch_in_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the tracer's own making
-def test_compiled_blocks_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "kind", [{}, {"mixture": "2", "shared": False, "estimator": "marginal:in_turn=true"}]
+)
+def test_compiled_blocks_give_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
+) -> None:
     """Traced and differentiated ahead of time, as any compiler is given them; evaluation and samples stay as they are."""
     monkeypatch.setattr("xorflow.conditioners.transformer._BACKEND", "aot_eager")
     monkeypatch.setattr("xorflow.training.loop._COMPILED_ON", ("cpu",))
     results = []
     for compiled in (False, True):
-        options = images(tmp_path, "transformer", dropout=0.0, compile=compiled)
+        options = images(tmp_path, "transformer", dropout=0.0, compile=compiled, **kind)
         results.append(train_run(options, tmp_path / f"run-{compiled}"))
     assert results[1]["test"]["nll"] == pytest.approx(results[0]["test"]["nll"], abs=1e-5)
 

@@ -59,7 +59,7 @@ def strong(
         "rows": rows, "seeds": seeds, "budget": budget, "device": device, "jobs": jobs, "out": out, "work": work
     }  # fmt: skip
     size, (trained, mixed) = find_strong_budget(budget), chosen_strong(rows)
-    by_row = {row.id: row.seeds if size.name == "full" else 1 for row in trained}
+    by_row = {row.id: row.seeds for row in trained}
     request = Request(
         rows=trained,
         references=(),

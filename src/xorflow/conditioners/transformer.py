@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -145,7 +146,7 @@ class AttentionStack(Core):
 
     def compile_blocks(self) -> None:
         """Let passes with gradient run as compiled code: its kernels do several elementwise operations at a time."""
-        self._compiled = torch.compile(AttentionBlock.forward, dynamic=False, backend=_BACKEND)
+        self._compiled = _compiled_block(_BACKEND)
 
     def forward(self, hidden: Tensor, where: Tensor) -> Tensor:
         # an evaluation has batches of other sizes, and would be compiled for each
@@ -174,6 +175,11 @@ class AttentionStack(Core):
 
     def _each(self) -> list[AttentionBlock]:
         return [block for block in self.blocks if isinstance(block, AttentionBlock)]
+
+
+@functools.cache  # one for all networks, and all runs of a process: it depends on shapes, not on whose weights it is given
+def _compiled_block(backend: str) -> Callable[[AttentionBlock, Tensor, Turn | None], Tensor]:
+    return torch.compile(AttentionBlock.forward, dynamic=False, backend=backend)
 
 
 def attention_stacks(module: nn.Module) -> list[AttentionStack]:

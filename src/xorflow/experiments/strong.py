@@ -50,17 +50,13 @@ class StrongRow:
         id: its name on the command line and in files.
         title: its name in tables.
         named: the recipe.
-        changes: options of its own, beside the recipe's.
         seeds: how many of them are trained.
-        like: the row whose selection serves this one, too, if it is not its own.
     """
 
     id: str
     title: str
     named: str
-    changes: Mapping[str, Any]
     seeds: int = 1
-    like: str | None = None
 
     @property
     def metric(self) -> Literal["greedy", "likelihood"]:
@@ -71,7 +67,7 @@ class StrongRow:
         return "latent"
 
     def recipe(self, variant: Variant) -> Mapping[str, Any] | None:
-        return {"recipe": self.named, **self.changes} if variant == "ours" else None
+        return {"recipe": self.named} if variant == "ours" else None
 
     def options(self, variant: Variant) -> Options:
         recipe = self.recipe(variant)
@@ -82,37 +78,46 @@ class StrongRow:
 
 @dataclass(frozen=True)
 class MixedRow:
-    """Rows whose networks, of one seed each, are mixed with equal weights.
+    """A row whose networks, of all of its seeds, are mixed with equal weights.
 
     Attributes:
         id: its name on the command line and in files.
         title: its name in tables.
-        parts: the rows.
+        part: the row.
     """
 
     id: str
     title: str
-    parts: tuple[str, ...]
+    part: str
+
+    @property
+    def trained(self) -> StrongRow:
+        """The row that it mixes."""
+        return next(row for row in STRONG_ROWS if row.id == self.part)
+
+    @property
+    def recipe(self) -> str:
+        """That of its part, and how often it was trained."""
+        return f"{RECIPES[self.trained.named].label} x {self.trained.seeds}"
 
 
 STRONG_ROWS: tuple[StrongRow, ...] = (
-    StrongRow("made", "MADE, one hidden layer of 1,024", "demo", {}),
-    StrongRow("made-strong", "MADE, two hidden layers of 4,096", "made-strong", {}),
-    StrongRow("recurrent", "recurrent network", "recurrent", {}),
-    StrongRow("transformer", "causal transformer, by rows and by columns", "transformer-10min", {}, seeds=2),
+    StrongRow("made", "MADE, one hidden layer of 1,024", "demo"),
+    StrongRow("made-strong", "MADE, two hidden layers of 4,096", "made-strong"),
+    StrongRow("recurrent", "recurrent network", "recurrent"),
+    StrongRow("transformer", "causal transformer, by rows and by columns", "transformer-10min"),
     StrongRow(
-        "transformer-reversed",
-        "causal transformer, by rows and by columns, from the end",
-        "transformer-10min",
-        {"mixture": "reversed,columns-reversed"},
-        like="transformer",
+        "transformer-pair",
+        "two causal transformers, one by rows and one by columns",
+        "transformer-pair",
+        seeds=2,
     ),
 )
 MIXED_ROWS: tuple[MixedRow, ...] = (
     MixedRow(
         "transformer-mixed",
-        "two causal transformers, from either end, mixed",
-        ("transformer", "transformer-reversed"),
+        "four causal transformers: both seeds of the two, mixed",
+        "transformer-pair",
     ),
 )
 
@@ -315,7 +320,7 @@ def mix_rows(rows: Sequence[MixedRow], budget: Budget, out: Path, work: Path, de
         if path.exists():
             _require_current(row, path)
             continue
-        parts = [RunName(part, "ours", 0, "final") for part in STRONG_ROWS if part.id in row.parts]
+        parts = [RunName(row.trained, "ours", seed, "final") for seed in range(row.trained.seeds)]
         folders = [part.folder(work / budget.name) for part in parts]
         if all(part.file(out).exists() for part in parts) and all(
             (f / "result.json").exists() for f in folders
@@ -326,17 +331,12 @@ def mix_rows(rows: Sequence[MixedRow], budget: Budget, out: Path, work: Path, de
     return waiting
 
 
-def _recipes(row: MixedRow) -> str:
-    """Of its parts, with their versions."""
-    return " + ".join(RECIPES[part.named].label for part in STRONG_ROWS if part.id in row.parts)
-
-
 def _require_current(row: MixedRow, path: Path) -> None:
     """A mixture of other recipes than those of now is not passed off as theirs."""
     before = read_json(path, "the result of a mixture").get("recipe")
-    if before != _recipes(row):
+    if before != row.recipe:
         raise ConfigError(
-            f"{path} mixes {before}, and row {row.id} now is {_recipes(row)}: remove that file, or choose another --out"
+            f"{path} mixes {before}, and row {row.id} now is {row.recipe}: remove that file, or choose another --out"
         )
 
 
@@ -357,7 +357,8 @@ def _mixed(row: MixedRow, folders: Sequence[Path], budget: Budget, device: str) 
         "phase": "mixed",
         "seed": 0,
         "config": None,
-        "recipe": _recipes(row),
+        "recipe": row.recipe,
+        "seeds": list(range(row.trained.seeds)),
         "evaluation": {"part": "test", "draw": dataset.describe()["sha256"]["test"], **figures},
         "samples": draw_samples("latent", mixture, runs[0].shape),
         "parameters": sum(result["parameters"] for result in results),
@@ -380,8 +381,7 @@ def strong_plan(budget: Budget) -> dict[str, Any]:
             "id": row.id,
             "title": row.title,
             "recipe": RECIPES[row.named].label,
-            "changes": dict(row.changes),
-            "parts": [],
+            "part": None,
             "family": "trained",
         }
         for row in STRONG_ROWS
@@ -390,9 +390,8 @@ def strong_plan(budget: Budget) -> dict[str, Any]:
         {
             "id": row.id,
             "title": row.title,
-            "recipe": _recipes(row),
-            "changes": {},
-            "parts": list(row.parts),
+            "recipe": row.recipe,
+            "part": row.part,
             "family": "mixed",
         }
         for row in MIXED_ROWS
@@ -409,9 +408,7 @@ def strong_plan(budget: Budget) -> dict[str, Any]:
 def _selection(name: RunName) -> RunName:
     """A recipe is selected once, by its first seed."""
     assert isinstance(name.row, StrongRow)
-    wanted = name.row.like or name.row.id
-    row = next(row for row in STRONG_ROWS if row.id == wanted)
-    return RunName(row, name.variant, 0, "select")
+    return RunName(name.row, name.variant, 0, "select")
 
 
 STRONG = Experiment("strong", strong_plan, strong_score, selection=_selection)

@@ -39,6 +39,7 @@ def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
         "nll",
         "kind",
         "stderr",
+        "components",
         "draws",
         "greedy",
         "greedy_fixed",
@@ -50,14 +51,14 @@ def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
     each = [run["evaluation"]["nll"] for run in finals]
     selections = results.of(planned["id"], _VARIANT, "select")
     return {
-        **{key: planned[key] for key in ("id", "title", "recipe", "changes", "parts")},
+        **{key: planned[key] for key in ("id", "title", "recipe", "part")},
         **{key: found[key] for key in copied},
         "each": {"nll": each, "spread": spread(each)},
         "validation": [run["selection"]["nll"] for run in selections],
         "parameters": chosen["parameters"],
         "seconds": chosen["seconds"],
         "epochs": chosen.get("epochs"),
-        "seeds": [run["seed"] for run in finals],
+        "seeds": chosen.get("seeds") or [run["seed"] for run in finals],
         "device": chosen["device_name"],
         "config": chosen["config"],
     }
@@ -80,24 +81,25 @@ def strong_markdown(table: dict[str, Any]) -> str:
 
 def _likelihoods(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
-        "| conditioner | recipe | NLL, exact | draws: least to greatest | other seeds | training images | bf16 differs by |",
-        "|---|---|---:|---:|---:|---:|---:|",
+        "| conditioner | recipe | NLL, exact | draws: least to greatest | other seeds | components alone | training images | "
+        "bf16 differs by |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         draws = row["draws"]["nll"]
         others = ", ".join(f"{nll:.2f}" for nll in row["each"]["nll"] if nll != row["nll"]) or "–"
         lines.append(
-            f"| {row['title']} | {_recipe(row)} | {row['nll']:.2f} ± {row['stderr']:.2f} | "
-            f"{min(draws):.2f} to {max(draws):.2f} | {others} | {row['train_nll']:.2f} | {row['bf16']['difference']:+.4f} |"
+            f"| {row['title']} | `{row['recipe']}` | {row['nll']:.2f} ± {row['stderr']:.2f} | "
+            f"{min(draws):.2f} to {max(draws):.2f} | {others} | {_alone(row)} | {row['train_nll']:.2f} | "
+            f"{row['bf16']['difference']:+.4f} |"
         )
     return "\n".join(lines)
 
 
-def _recipe(row: dict[str, Any]) -> str:
-    if row["parts"]:
-        return " + ".join(f"`{part}`" for part in row["parts"])
-    changes = "".join(f", {name} {value}" for name, value in row["changes"].items())
-    return f"`{row['recipe']}`{changes}"
+def _alone(row: dict[str, Any]) -> str:
+    """The components of a mixture, in the first draw."""
+    found = row["components"]
+    return ", ".join(f"{nll:.2f}" for nll in found) if len(found) > 1 else "–"
 
 
 def _readings(rows: Sequence[dict[str, Any]]) -> str:
@@ -120,10 +122,16 @@ def _costs(rows: Sequence[dict[str, Any]]) -> str:
     ]
     for row in rows:
         lines.append(
-            f"| {row['title']} | {row['parameters']:,} | {row['epochs'] or '–'} | {row['seconds'] / 60:.1f} min | "
+            f"| {row['title']} | {row['parameters']:,} | {row['epochs'] or '–'} | {_time(row)} | "
             f"{row['sampling']['seconds']:.2f} s | {row['device']} |"
         )
     return "\n".join(lines)
+
+
+def _time(row: dict[str, Any]) -> str:
+    """Of training."""
+    seconds = row["seconds"]
+    return f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:.1f} min"
 
 
 # ---- files ----
@@ -152,10 +160,10 @@ def _shown(results: Results, table: dict[str, Any]) -> tuple[str, dict[str, Any]
 def _best(results: Results, table: dict[str, Any]) -> dict[str, Any] | None:
     """The row that is best on validation data, or the mixture that it is a part of."""
 
-    def level(row: dict[str, Any]) -> float:
-        parts = row["parts"] or [row["id"]]
-        runs = [run for part in parts for run in results.of(part, _VARIANT, "select")]
-        return min((run["selection"]["nll"] for run in runs), default=float("inf")) - 1e-6 * len(row["parts"])
+    def level(row: dict[str, Any]) -> tuple[float, bool]:
+        runs = results.of(row["part"] or row["id"], _VARIANT, "select")
+        # a mixture before its part
+        return min((run["selection"]["nll"] for run in runs), default=float("inf")), row["part"] is None
 
     return min(table["rows"], key=level, default=None)
 
@@ -174,8 +182,7 @@ def strong_headline_block(results: Path) -> str:
         "|---|---:|---:|",
     ]
     lines += [
-        f"| {row['title']} | {row['nll']:.2f} ± {row['stderr']:.2f} | {row['seconds'] / 60:.1f} min |"
-        for row in table["rows"]
+        f"| {row['title']} | {row['nll']:.2f} ± {row['stderr']:.2f} | {_time(row)} |" for row in table["rows"]
     ]
     title = next(row["title"] for row in table["rows"] if row["id"] == table["shown"])
     picture = f"![One hundred samples of {title}, chosen by validation data](results/strong/samples.png)"
