@@ -17,6 +17,7 @@ from xorflow import CausalTransformer, ModelError, Recurrent
 from xorflow.conditioners import Source
 from xorflow.conditioners.sequence import SequenceConditioner
 from xorflow.conditioners.transformer import AttentionStack, turned
+from xorflow.flows import ways
 
 SHAPES = {1: (1, 1), 2: (1, 2), 4: (2, 2), 6: (3, 2), 12: (3, 4)}
 BOTH = ("transformer", "recurrent")
@@ -161,6 +162,44 @@ def test_cached_samples_are_those_of_whole_passes(kind, categories, size, quiet,
         assert torch.equal(found, sequential_sample(flow, flow.base.sample(noise.base), noise.layers, None))
     monkeypatch.setattr(type(net), "incremental", lambda *_: None)
     assert torch.equal(flow.sample_with(noise), found)
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("quiet", [(), (0, 3, 4, 5, 19), (17, 18)])
+@pytest.mark.parametrize("order", ["natural", "columns-reversed", "random:2"])
+@pytest.mark.parametrize("context", [0, 2])
+def test_steps_whose_number_is_on_the_device_give_the_same(order, quiet, rotary, context, monkeypatch):
+    """The walk that a CUDA device launches, here operation by operation: the very integers, without a pass that mends them."""
+    net = build("transformer", 20, shape=(4, 5), order=order, quiet=quiet, rotary=rotary, context=context)
+    flow = zoo.flow(zoo.Layer(net)).double()
+    noise = draw_noise(flow, 30)
+    seen = torch.rand(30, 2, dtype=torch.float64) if context else None
+    with torch.no_grad():
+        expected = sequential_sample(flow, flow.base.sample(noise.base), noise.layers, seen)
+        walk = net.incremental(30, seen, 56)
+        assert walk is not None
+        y, uniforms = (t[:, list(net.order)] for t in (flow.base.sample(noise.base), noise.layers[:, 0]))
+        assert walk.at_once(y.double(), uniforms) is None
+        monkeypatch.setattr("xorflow.conditioners.launched.LAUNCHED_ON", ("cpu",))
+        found = walk.at_once(y.double(), uniforms)
+    assert found is not None
+    assert torch.equal(found.long(), expected[:, list(net.order)])
+    with ways.only("launch"):
+        assert torch.equal(flow.sample_with(noise, seen), expected)
+
+
+@pytest.mark.parametrize(("kind", "categories"), [("recurrent", 2), ("transformer", 3)])
+def test_what_has_no_such_step_walks_as_ever(kind, categories, monkeypatch):
+    monkeypatch.setattr("xorflow.conditioners.launched.LAUNCHED_ON", ("cpu",))
+    net = build(kind, 6, categories=categories)
+    flow = zoo.flow(zoo.Layer(net)).double()
+    noise = draw_noise(flow, 4)
+    walk = net.incremental(4, None, 56)
+    y = flow.encode(flow.base.sample(noise.base))
+    assert walk.at_once(y, noise.layers[:, 0]) is None
+    with ways.only("launch"):
+        found = flow.sample_with(noise)
+    assert torch.equal(found, flow.sample_with(noise))
 
 
 @pytest.mark.parametrize("kind", BOTH)

@@ -7,13 +7,14 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from xorflow._states import Alphabet
+from xorflow.conditioners import launched
 from xorflow.conditioners.base import Conditioner, Dependence, Source
 from xorflow.conditioners.orderings import Order, image_shape, ranks, resolve_order
 from xorflow.errors import ModelError
@@ -60,6 +61,13 @@ class Core(nn.Module, ABC):
 
         Steps that are extended by again replace those of the same numbers.
         """
+
+    launchable: ClassVar[bool] = False
+    """Whether there is `extend_by_one`."""
+
+    def extend_by_one(self, hidden: Tensor, where: Tensor, memory: Any, number: Tensor) -> Tensor:
+        """One step (N, 1, width), whose `number` (1,) is on the device, after those in memory, which it enters in place."""
+        raise NotImplementedError
 
 
 class Positions(nn.Module):
@@ -385,8 +393,18 @@ class Walk:
         self._values.index_copy_(1, visits, x.unflatten(1, (len(visits), -1)))
 
     def at_once(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
-        """There is no kernel for it."""
-        del y, uniforms
+        """x (B, D) from y and noise, in the arrangement of the ordering, each step one launch; None where none is captured."""
+        net = self._net
+        binary = net.choices.binary and y.dim() == 2
+        if not binary or not net.net.core.launchable or y.device.type not in launched.LAUNCHED_ON:
+            return None
+        begun = self._values, self._fixed, self._memory
+        try:
+            return launched.LaunchedWalk(net, begun, y, uniforms).run()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            return None
 
 
 def _floats(alphabet: Alphabet) -> int:

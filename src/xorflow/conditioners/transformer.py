@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -127,6 +127,7 @@ class AttentionStack(Core):
     """
 
     turns: Tensor | None
+    launchable: ClassVar[bool] = True
 
     def __init__(
         self, width: int, depth: int, heads: int, dropout: float, turns: Tensor | None = None
@@ -164,6 +165,12 @@ class AttentionStack(Core):
         for block, cache in zip(self._each(), memory, strict=True):
             hidden = block.extend(hidden, turn, cache, first)
         return hidden, memory
+
+    def extend_by_one(self, hidden: Tensor, where: Tensor, memory: Cache, number: Tensor) -> Tensor:
+        turn = self.turn(where)
+        for block, cache in zip(self._each(), memory, strict=True):
+            hidden = block.extend_by_one(hidden, turn, cache, number)
+        return hidden
 
     def turn(self, where: Tensor) -> Turn | None:
         """Of steps at these coordinates (S, C)."""
@@ -233,7 +240,8 @@ class AttentionBlock(nn.Module):
     def cache(self, batch: int, steps: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Room for the keys and values of all steps."""
         shape = (batch, self.heads, steps, self.wide.in_features // self.heads)
-        return like.new_empty(shape), like.new_empty(shape)
+        # numbers, so that those which are looked at and count nothing do no harm
+        return like.new_zeros(shape), like.new_zeros(shape)
 
     def extend(self, hidden: Tensor, turn: Turn | None, cache: tuple[Tensor, Tensor], first: int) -> Tensor:
         """Steps `first` and following, (N, b, width), which attend to those in the cache and become part of it."""
@@ -243,6 +251,17 @@ class AttentionBlock(nn.Module):
             kept[:, :, first:last] = part
         keys, values = (kept[:, :, :last] for kept in cache)
         return self._join(hidden, plain_attention(queries, keys, values, first))
+
+    def extend_by_one(
+        self, hidden: Tensor, turn: Turn | None, cache: tuple[Tensor, Tensor], number: Tensor
+    ) -> Tensor:
+        """As `extend` by one step, (N, 1, width), but its number is on the device, and so all of the cache is looked at."""
+        queries, *new = self._split(hidden, turn)
+        for kept, part in zip(cache, new, strict=True):
+            kept.index_copy_(2, number, part)
+        keys, values = cache
+        later = torch.arange(keys.shape[2], device=keys.device) > number
+        return self._join(hidden, attend(queries, keys, values, later))
 
 
 def turned(vectors: Tensor, turn: Turn) -> Tensor:
@@ -267,8 +286,16 @@ def plain_attention(queries: Tensor, keys: Tensor, values: Tensor, first: int = 
     Quicker than the fused kernels for the few queries of a walk; and in float64, the type of proofs, for which most devices
     have no fused kernel, it can be differentiated twice and mapped over.
     """
-    scores = (queries * keys.shape[-1] ** -0.5) @ keys.transpose(-2, -1)
+    later = None
     if queries.shape[-2] > 1:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(first)
-        scores = scores.masked_fill(~seen, -torch.inf)
+        size = (queries.shape[-2], keys.shape[-2])
+        later = torch.ones(size, dtype=torch.bool, device=queries.device).triu(first + 1)
+    return attend(queries, keys, values, later)
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, later: Tensor | None) -> Tensor:
+    """Attention as plain products, but not to what is `later`, a mask that fits (queries, keys)."""
+    scores = (queries * keys.shape[-1] ** -0.5) @ keys.transpose(-2, -1)
+    if later is not None:
+        scores = scores.masked_fill(later, -torch.inf)
     return scores.softmax(-1) @ values

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 
+from xorflow._capture import capturing
 from xorflow.training.devices import stream_of_thread
 from xorflow.training.engine import Feed, StepNumber, Work, average_weight, undone
 from xorflow.training.optimiser import FusedAdam
@@ -23,9 +22,6 @@ _STEPS_A_LAUNCH = 8
 
 _ALIGNED = 4
 """Learning rates lie 16 bytes apart: Triton compiles a kernel anew for pointers that are aligned in another way."""
-
-_CAPTURING = threading.Lock()
-"""One capture at a time: runs may be threads of one process."""
 
 
 class CapturedEngine:
@@ -56,7 +52,7 @@ class CapturedEngine:
         self._counters = torch.tensor([step, 0], device=device)
         self._increments = torch.tensor([1, work.batch_size], device=device)
         self._branch = stream_of_thread(device, "branch")
-        with _CAPTURING, _nothing_collected():
+        with capturing():
             self._one, self._several = self._capture()
 
     # ---- what is captured ----
@@ -141,19 +137,6 @@ class CapturedEngine:
             return _STEPS_A_LAUNCH
         self._one.replay()
         return 1
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """No cycles of objects are collected in here: among them may be the graphs of an earlier run, and destroying one is not
-    allowed during a capture."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextmanager
