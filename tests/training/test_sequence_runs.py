@@ -378,6 +378,18 @@ def test_weight_decay_reaches_matrices_alone(tmp_path: Path, kind: str) -> None:
         assert names == {"core.layers.0.weight_ih_l0", "core.layers.0.weight_hh_l0", "head.weight"}
 
 
+def test_a_shared_network_is_saved_once(tmp_path: Path) -> None:
+    sizes = []
+    for shared in (True, False):
+        run = tmp_path / f"run-{shared}"
+        train_run(images(tmp_path, "mixture in turn", shared=shared, width=32), run)
+        sizes.append((run / "weights.safetensors").stat().st_size)
+        weights = load_tensors(run, "weights")
+        for name, tensor in load(run).state_dict().items():
+            assert torch.equal(weights[name], tensor)
+    assert sizes[0] < 0.6 * sizes[1]
+
+
 def test_a_shared_network_is_described_once(tmp_path: Path) -> None:
     options = images(tmp_path, "mixture", epochs=1)
     train_run(options, tmp_path / "run")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 import xorflow
@@ -72,10 +73,28 @@ def test_a_tensor_larger_than_a_shard_is_cut_below_16_mib(tmp_path: Path) -> Non
     assert_equal(load_tensors(tmp_path, "weights"), tensors)
 
 
-def test_tensors_that_share_memory_are_saved_each(tmp_path: Path) -> None:
-    shared = torch.randn(4)
-    save_tensors(tmp_path, "weights", {"a": shared, "b": shared})
-    assert_equal(load_tensors(tmp_path, "weights"), {"a": shared, "b": shared})
+@pytest.mark.parametrize("length", [100, 300])  # of 300 a file holds a part
+def test_a_tensor_with_two_names_is_saved_once(tmp_path: Path, small_shards: int, length: int) -> None:
+    shared = torch.randn(length)
+    tensors = {
+        "a": shared,
+        "b": shared,
+        "half": shared[: length // 2],
+        "none": shared[:0],
+        "void": shared[:0],
+    }
+    save_tensors(tmp_path, "weights", tensors)
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    assert size < 1.5 * shared.numel() * 4 + small_shards
+    assert_equal(load_tensors(tmp_path, "weights"), tensors)
+
+
+@pytest.mark.parametrize("same", ["{", "[]", '{"b": "c"}', '{"b": []}'])
+def test_a_name_of_nothing_is_refused(tmp_path: Path, same: str) -> None:
+    content = tensors_to_bytes({"a": torch.ones(2)}, metadata={"same": same})
+    (tmp_path / "weights.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match="names tensors that are not there"):
+        load_tensors(tmp_path, "weights")
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
@@ -20,6 +20,9 @@ from xorflow.errors import CheckpointError
 SHARD_BYTES = 15 * 2**20
 """The most bytes of tensors in one file; with its header a file stays below 16 MiB."""
 
+
+_SAME = "same"
+"""Under which name a file keeps the names that tensors have beside their first one."""
 
 TEMPORARY = ".tmp"
 """How the names of files end that are not wholly written."""
@@ -69,10 +72,16 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 def save_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> None:
-    """Write `stem.safetensors`, or shards of it with an index `stem.safetensors.index.json`."""
+    """Write `stem.safetensors`, or shards of it with an index `stem.safetensors.index.json`.
+
+    A tensor that has several names, as those of a part used twice do, is written once, and the file says under which.
+    """
+    again = _other_names(tensors)
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in again}
     shards = _pack(tensors)
     if len(shards) == 1:
-        write_bytes(folder / f"{stem}.safetensors", tensors_to_bytes(shards[0]))
+        note = {_SAME: json.dumps(again)} if again else None
+        write_bytes(folder / f"{stem}.safetensors", tensors_to_bytes(shards[0], metadata=note))
         return
     names = [f"{stem}-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
@@ -82,25 +91,55 @@ def save_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> None
         "shards": names,
         "pieces": {name: list(shard) for name, shard in zip(names, shards, strict=True)},
         "shapes": shapes,
+        _SAME: again,
     }
     write_json(folder / f"{stem}.safetensors.index.json", index)
 
 
 def load_tensors(folder: Path, stem: str) -> dict[str, Tensor]:
-    """Read what `save_tensors` wrote; tensors that were cut are joined again."""
+    """Read what `save_tensors` wrote; tensors that were cut are joined again, and all names are there."""
     index = folder / f"{stem}.safetensors.index.json"
     if not index.exists():
-        return _read_shard(folder / f"{stem}.safetensors")
+        path = folder / f"{stem}.safetensors"
+        found = _read_shard(path)
+        try:
+            return _with_other_names(found, json.loads(_note(path).get(_SAME, "{}")))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"weights are damaged: {path} names tensors that are not there ({error}); restore it or train again"
+            ) from None
     listed = read_json(index, "the index of the weights")
     pieces: dict[str, Tensor] = {}
     try:
         for name in listed["shards"]:
             pieces |= _read_shard(folder / str(name))
-        return _join(pieces, listed["shapes"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        return _with_other_names(_join(pieces, listed["shapes"]), listed.get(_SAME, {}))
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
             f"weights are damaged: {index} does not fit its shards ({error}); restore it or train again"
         ) from None
+
+
+def _other_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """For each name but the first of a tensor that has several, its first one."""
+    first: dict[tuple[Any, ...], str] = {}
+    found: dict[str, str] = {}
+    for name, t in tensors.items():
+        # an empty tensor lies nowhere
+        place = (name,) if t.numel() == 0 else (t.device, t.data_ptr(), t.dtype, t.shape, t.stride())
+        if first.setdefault(place, name) != name:
+            found[name] = first[place]
+    return found
+
+
+def _with_other_names(tensors: dict[str, Tensor], same: Mapping[str, str]) -> dict[str, Tensor]:
+    return tensors | {name: tensors[first] for name, first in same.items()}
+
+
+def _note(path: Path) -> dict[str, str]:
+    """What a file says beside its tensors."""
+    with safe_open(path, framework="pt") as stream:
+        return stream.metadata() or {}
 
 
 def _read_shard(path: Path) -> dict[str, Tensor]:
@@ -134,7 +173,7 @@ def _pack(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 
 
 def _pieces(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-    # cloned, because safetensors refuses tensors that share memory, as those of a part used twice do
+    # cloned, because safetensors refuses tensors that share memory, as views of one do
     if tensor.numel() * tensor.element_size() <= SHARD_BYTES:
         return [(name, tensor.clone(memory_format=torch.contiguous_format))]
     # cut flat: a single row may be larger than a shard
