@@ -34,11 +34,11 @@ class Marginal(Estimator):
     .. math:: \sum_d \Big( g_d \log p(x_d = 1 \mid x_{<d}) + (1 - g_d) \log p(x_d = 0 \mid x_{<d}) \Big):
 
     what comes before a feature says nothing about its own draw, so the expectation over draws is that of log p(x), and so is
-    the gradient's, with less noise. Of mixtures this holds component by component.
+    the gradient's, without the noise of a feature's own draw. Of mixtures this holds component by component.
 
     Cost: 1 pass at depth 1; 1 + S (L - 1) at depth L; of a mixture of M flows M passes, or 1 in turn. Hesselink and Aziz
-    (2020), section 4, where the sum is called intractable; that it is not, at depth 1 and in the last layer, is ours, and so
-    is `grey`. The baseline is that of Kool, van Hoof and Welling (2019).
+    (2020), section 4, where the sum is called intractable; that it is not, at depth 1 and in the last layer, is ours. The
+    baseline is that of Kool, van Hoof and Welling (2019).
 
     Args:
         samples: S, for depth 2 and more.

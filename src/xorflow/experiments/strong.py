@@ -255,7 +255,7 @@ def strong_figures(
         "nll": sum(draws) / len(draws),
         "kind": "exact",
         "stderr": known["stderr"],
-        "components": [evaluate.exact(part, split).nll for part in parts_of(flow)],
+        "components": [evaluate.exact(part, split).nll for part in components_of(flow)],
         "draws": {"seeds": list(DRAWS[: len(draws)]), "nll": draws, "spread": max(draws) - min(draws)},
         "greedy": known["greedy_nll"],
         "greedy_fixed": greedy_on_fixed_base(flow, split),
@@ -269,7 +269,7 @@ def strong_figures(
     }
 
 
-def parts_of(flow: LatentFlow | Mixture) -> list[LatentFlow]:
+def components_of(flow: LatentFlow | Mixture) -> list[LatentFlow]:
     """The components of a mixture, or the flow itself."""
     return flow.latent_components() if isinstance(flow, Mixture) else [flow]
 
@@ -283,7 +283,7 @@ def _other_draws(split: Split, budget: Budget) -> list[Split]:
 def greedy_on_fixed_base(flow: LatentFlow | Mixture, split: Split) -> float:
     """The deterministic reading on the paper's base instead of the one that was learned."""
     if isinstance(flow, Mixture):
-        return evaluate.exact(flow.of([_on_fixed_base(part) for part in parts_of(flow)]), split).nll
+        return evaluate.exact(flow.of([_on_fixed_base(part) for part in components_of(flow)]), split).nll
     return evaluate.exact(_on_fixed_base(flow), split).nll
 
 
@@ -342,7 +342,7 @@ def _require_current(row: MixedRow, path: Path) -> None:
 
 def _mixed(row: MixedRow, folders: Sequence[Path], budget: Budget, device: str) -> dict[str, Any]:
     runs = [open_run(folder, device=str(resolve_device(device))) for folder in folders]
-    mixture = Mixture([part for run in runs for part in parts_of(run.flow)]).eval()
+    mixture = Mixture([part for run in runs for part in components_of(run.flow)]).eval()
     dataset = runs[0].data().to(mixture.device)
     assert dataset.test is not None
     began = time.monotonic()
