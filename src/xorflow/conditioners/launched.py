@@ -15,7 +15,7 @@ from torch import Tensor
 from xorflow._capture import capturing
 
 if TYPE_CHECKING:
-    from xorflow.conditioners.sequence import SequenceConditioner
+    from xorflow.conditioners.sequence import LaunchableCore, SequenceConditioner
 
 LAUNCHED_ON = ("cuda",)
 """Where captured steps are worth their capture; tests walk the same way elsewhere."""
@@ -26,15 +26,21 @@ class LaunchedWalk:
 
     Args:
         net: the conditioner.
+        core: its core.
         begun: the values (B, D, 1), what steps begin with, and the memory of a walk that stands at its beginning.
         y: base states (B, D), in the arrangement of the ordering.
         uniforms: noise (B, D), in the same arrangement.
     """
 
     def __init__(
-        self, net: SequenceConditioner, begun: tuple[Tensor, Tensor, Any], y: Tensor, uniforms: Tensor
+        self,
+        net: SequenceConditioner,
+        core: LaunchableCore,
+        begun: tuple[Tensor, Tensor, Any],
+        y: Tensor,
+        uniforms: Tensor,
     ) -> None:
-        self._net = net
+        self._net, self._core = net, core
         self._y, self._uniforms = y.contiguous(), uniforms.contiguous()
         self._values, self._fixed, self._memory = begun
         self._rank = torch.zeros(1, dtype=torch.int64, device=y.device)
@@ -57,7 +63,8 @@ class LaunchedWalk:
         net = self._net
         hidden = net.embedded([self._values], self._fixed, self._rank)
         where = net.where.index_select(0, self._step)
-        self._settle(net.net.outputs(net.net.core.extend_by_one(hidden, where, self._memory, self._step)))
+        hidden = self._core.extend_by_one(hidden, where, self._memory, self._step)
+        self._settle(net.net.outputs(hidden))
         self._step += 1
 
     def _pass_by(self) -> None:

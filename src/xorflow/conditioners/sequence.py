@@ -7,7 +7,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -62,12 +62,13 @@ class Core(nn.Module, ABC):
         Steps that are extended by again replace those of the same numbers.
         """
 
-    launchable: ClassVar[bool] = False
-    """Whether there is `extend_by_one`."""
 
+class LaunchableCore(Core):
+    """One that can go on without asking which step it is at."""
+
+    @abstractmethod
     def extend_by_one(self, hidden: Tensor, where: Tensor, memory: Any, number: Tensor) -> Tensor:
         """One step (N, 1, width), whose `number` (1,) is on the device, after those in memory, which it enters in place."""
-        raise NotImplementedError
 
 
 class Positions(nn.Module):
@@ -394,13 +395,13 @@ class Walk:
 
     def at_once(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
         """x (B, D) from y and noise, in the arrangement of the ordering, each step one launch; None where none is captured."""
-        net = self._net
+        net, core = self._net, self._net.net.core
         binary = net.choices.binary and y.dim() == 2
-        if not binary or not net.net.core.launchable or y.device.type not in launched.LAUNCHED_ON:
+        if not binary or not isinstance(core, LaunchableCore) or y.device.type not in launched.LAUNCHED_ON:
             return None
         begun = self._values, self._fixed, self._memory
         try:
-            return launched.LaunchedWalk(net, begun, y, uniforms).run()
+            return launched.LaunchedWalk(net, core, begun, y, uniforms).run()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:

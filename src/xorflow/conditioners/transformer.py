@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from xorflow.conditioners.orderings import Order
-from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner, Walk, require_share
+from xorflow.conditioners.sequence import Dropout, LaunchableCore, SequenceConditioner, Walk, require_share
 from xorflow.errors import ModelError
 
 Cache = list[tuple[Tensor, Tensor]]
@@ -115,7 +115,7 @@ _FEATURES_AT_A_TIME = 1
 """A block of several features is evaluated until it settles: more operations than the shorter walk saves."""
 
 
-class AttentionStack(Core):
+class AttentionStack(LaunchableCore):
     """Blocks of attention and perceptrons, one after the other.
 
     Args:
@@ -127,7 +127,6 @@ class AttentionStack(Core):
     """
 
     turns: Tensor | None
-    launchable: ClassVar[bool] = True
 
     def __init__(
         self, width: int, depth: int, heads: int, dropout: float, turns: Tensor | None = None

@@ -81,8 +81,8 @@ def strong_markdown(table: dict[str, Any]) -> str:
 
 def _likelihoods(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
-        "| conditioner | recipe | NLL, exact | draws: least to greatest | other seeds | components alone | training images | "
-        "bf16 differs by |",
+        "| conditioner | recipe | NLL, exact | draws: least to greatest | other seeds | components alone, first draw | "
+        "training images | bf16 differs by |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
