@@ -6,8 +6,8 @@ the time. What distinguishes one step from another is its number, which is kept 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,34 +15,47 @@ from torch import Tensor
 from xorflow._capture import capturing
 
 if TYPE_CHECKING:
-    from xorflow.conditioners.sequence import LaunchableCore, SequenceConditioner
+    from xorflow.conditioners.sequence import Launchable, Walk
 
 LAUNCHED_ON = ("cuda",)
 """Where captured steps are worth their capture; tests walk the same way elsewhere."""
 
 
-class LaunchedWalk:
-    """One walk of a conditioner on binary states, for xor.
+def at_once(walks: Sequence[Walk], y: Tensor, uniforms: Tensor) -> Tensor | None:
+    """x (B, D) for xor, by the mean of the outputs of walks that stand at their beginning, in the arrangement of the ordering.
+
+    None where such steps are not captured, or could not be.
 
     Args:
-        net: the conditioner.
-        core: its core.
-        begun: the values (B, D, 1), what steps begin with, and the memory of a walk that stands at its beginning.
+        walks: along one ordering.
+        y: base states, in the arrangement of the ordering.
+        uniforms: noise (B, D), in the same arrangement.
+    """
+    parts = [part for part in (walk.launchable() for walk in walks) if part is not None]
+    alike = len(parts) == len(walks) and len({part.net.quiet for part in parts}) == 1
+    if not alike or y.dim() != 2 or y.device.type not in LAUNCHED_ON:
+        return None
+    try:
+        return LaunchedWalk(parts, y, uniforms).run()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return None
+
+
+class LaunchedWalk:
+    """One walk of conditioners on binary states, for xor; u is drawn by the mean of their outputs.
+
+    Args:
+        parts: the conditioners, with the same ordering and the same quiet features, at the beginning of their walks.
         y: base states (B, D), in the arrangement of the ordering.
         uniforms: noise (B, D), in the same arrangement.
     """
 
-    def __init__(
-        self,
-        net: SequenceConditioner,
-        core: LaunchableCore,
-        begun: tuple[Tensor, Tensor, Any],
-        y: Tensor,
-        uniforms: Tensor,
-    ) -> None:
-        self._net, self._core = net, core
+    def __init__(self, parts: Sequence[Launchable], y: Tensor, uniforms: Tensor) -> None:
+        self._parts, self._net = parts, parts[0].net
         self._y, self._uniforms = y.contiguous(), uniforms.contiguous()
-        self._values, self._fixed, self._memory = begun
+        self._values = parts[0].values  # one for all
         self._rank = torch.zeros(1, dtype=torch.int64, device=y.device)
         self._step = torch.zeros_like(self._rank)
 
@@ -60,22 +73,28 @@ class LaunchedWalk:
         return self._values.squeeze(-1).index_select(1, self._net.visits)
 
     def _take_step(self) -> None:
-        net = self._net
-        hidden = net.embedded([self._values], self._fixed, self._rank)
-        where = net.where.index_select(0, self._step)
-        hidden = self._core.extend_by_one(hidden, where, self._memory, self._step)
-        self._settle(net.net.outputs(hidden))
+        self._settle([self._outputs(part) for part in self._parts])
         self._step += 1
+
+    def _outputs(self, part: Launchable) -> Tensor:
+        """Of the next step, (B, 1, 1)."""
+        net = part.net
+        hidden = net.embedded([self._values], part.fixed, self._rank)
+        where = net.where.index_select(0, self._step)
+        return net.net.outputs(part.core.extend_by_one(hidden, where, part.memory, self._step))
 
     def _pass_by(self) -> None:
         """A quiet feature."""
-        self._settle(self._net.aside([self._values], self._rank))
+        self._settle([part.net.aside([self._values], self._rank) for part in self._parts])
 
-    def _settle(self, out: Tensor) -> None:
+    def _settle(self, outputs: list[Tensor]) -> None:
         """The value of the feature whose outputs (B, 1, 1) these are."""
-        net = self._net
-        visit = net.visits.index_select(0, self._rank)
-        logits = out.squeeze(-1) + net.net.bias.index_select(0, visit).T  # (B, 1)
+        visit = self._net.visits.index_select(0, self._rank)
+        each = [
+            out.squeeze(-1) + part.net.net.bias.index_select(0, visit).T
+            for out, part in zip(outputs, self._parts, strict=True)
+        ]
+        logits = torch.stack(each).mean(0)  # (B, 1)
         y, uniform = (t.index_select(1, self._rank) for t in (self._y, self._uniforms))
         flip = (uniform > torch.sigmoid(-logits)).to(y.dtype)
         self._values.index_copy_(1, visit, (y + flip - 2 * y * flip).unsqueeze(-1).to(self._values.dtype))

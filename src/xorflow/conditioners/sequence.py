@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from torch.nn.functional import dropout
 from xorflow._states import Alphabet
 from xorflow.conditioners import launched
 from xorflow.conditioners.base import Conditioner, Dependence, Source
-from xorflow.conditioners.orderings import Order, image_shape, ranks, resolve_order
+from xorflow.conditioners.looks import checked_quiet, coordinates, table_of_looks
+from xorflow.conditioners.orderings import Order, image_shape, resolve_order
 from xorflow.errors import ModelError
 
 _SMALL = 0.02
@@ -212,8 +212,8 @@ class SequenceConditioner(Conditioner):
         self.width, self.shape, self.reach = width, image, reach
         assert self.order is not None
         self._order_as_given = order if isinstance(order, str) else list(self.order)
-        self.quiet = _checked_quiet(quiet, features)
-        looks, seen = _table_of_looks(self.order, image, reach, list(self.sees.values()), self.quiet)
+        self.quiet = checked_quiet(quiet, features)
+        looks, seen = table_of_looks(self.order, image, reach, list(self.sees.values()), self.quiet)
         self.register_buffer("visits", torch.tensor(self.order), persistent=False)  # (D,)
         self.register_buffer("looks", looks, persistent=False)  # (sources, D, looks)
         self.register_buffer("seen", seen.to(torch.get_default_dtype()), persistent=False)
@@ -230,7 +230,7 @@ class SequenceConditioner(Conditioner):
         found = torch.cat([loud, silent])  # ranks, in the order in which their outputs come
         places = torch.empty_like(found)
         places[self.visits[found]] = torch.arange(self.features)
-        where = _coordinates(self.visits, self.shape)[loud].to(torch.get_default_dtype())
+        where = coordinates(self.visits, self.shape)[loud].to(torch.get_default_dtype())
         for name, value in {"loud": loud, "silent": silent, "places": places, "where": where}.items():
             self.register_buffer(name, value, persistent=False)
         self._in_place = not self.quiet and self.order == tuple(range(self.features))
@@ -347,6 +347,18 @@ class Block:
     last: int
 
 
+@dataclass(frozen=True)
+class Launchable:
+    """A walk on binary states whose steps can be captured: its network, its values (B, D, 1), what steps begin with, and its
+    memory."""
+
+    net: SequenceConditioner
+    core: LaunchableCore
+    values: Tensor
+    fixed: Tensor
+    memory: Any
+
+
 class Walk:
     """One evaluation of a `SequenceConditioner` along its ordering, which remembers what the core made of earlier steps.
 
@@ -395,17 +407,14 @@ class Walk:
 
     def at_once(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
         """x (B, D) from y and noise, in the arrangement of the ordering, each step one launch; None where none is captured."""
+        return launched.at_once([self], y, uniforms)
+
+    def launchable(self) -> Launchable | None:
+        """What captured steps need; None if this walk has none."""
         net, core = self._net, self._net.net.core
-        binary = net.choices.binary and y.dim() == 2
-        if not binary or not isinstance(core, LaunchableCore) or y.device.type not in launched.LAUNCHED_ON:
+        if not net.choices.binary or not isinstance(core, LaunchableCore):
             return None
-        begun = self._values, self._fixed, self._memory
-        try:
-            return launched.LaunchedWalk(net, core, begun, y, uniforms).run()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:
-            return None
+        return Launchable(net, core, self._values, self._fixed, self._memory)
 
 
 def _floats(alphabet: Alphabet) -> int:
@@ -416,78 +425,3 @@ def _floats(alphabet: Alphabet) -> int:
 def _split(alphabet: Alphabet, state: Tensor) -> Tensor:
     """An encoded state as (..., D, floats)."""
     return state.unsqueeze(-1) if alphabet.binary else state
-
-
-def _table_of_looks(
-    order: tuple[int, ...],
-    shape: tuple[int, int] | None,
-    reach: int,
-    dependences: list[Dependence],
-    quiet: tuple[int, ...],
-) -> tuple[Tensor, Tensor]:
-    """For each source and step the features looked at, and whether they may be: both (sources, D, looks).
-
-    The first look is at the feature visited before the step's own, or at the own one where a source is seen up to it. If some
-    are quiet, the second is at the last one before it that is not, so that every value of those enters the core. The others
-    are at the pixels around it: those that the ordering visits later, or that are not there, are not seen.
-    """
-    visits, rank = torch.tensor(order), ranks(order)
-    before = torch.cat([visits[:1], visits[:-1]])
-    around, visible = _neighbours(visits, shape, reach)
-    visible = visible & (rank[around] < rank[visits, None])
-    begun = (torch.arange(len(order)) > 0)[:, None]
-    if quiet:
-        last, there = _last_loud(order, quiet)
-        around, visible = torch.cat([last[:, None], around], 1), torch.cat([there[:, None], visible], 1)
-    looks, seen = [], []
-    for dependence in dependences:
-        up_to = dependence is Dependence.UP_TO
-        looks.append(torch.cat([(visits if up_to else before)[:, None], around], 1))
-        seen.append(torch.cat([torch.ones_like(begun) if up_to else begun, visible], 1))
-    return torch.stack(looks), torch.stack(seen)
-
-
-def _last_loud(order: tuple[int, ...], quiet: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """For each rank the last feature before it that is not quiet, and whether there is one beyond the one just before."""
-    found, there = [], []
-    loud, last = set(order) - set(quiet), None
-    for rank, feature in enumerate(order):
-        found.append(order[0] if last is None else last)
-        there.append(last is not None and last != order[rank - 1])
-        last = feature if feature in loud else last
-    return torch.tensor(found), torch.tensor(there)
-
-
-def _coordinates(visits: Tensor, shape: tuple[int, int] | None) -> Tensor:
-    """Where each rank lies: (D, 2), its pixel's row and column; or (D, 1), how many were visited before."""
-    if shape is None:
-        return torch.arange(len(visits))[:, None]
-    return torch.stack([visits // shape[1], visits % shape[1]], 1)
-
-
-def _checked_quiet(quiet: Sequence[int], features: int) -> tuple[int, ...]:
-    """In increasing order."""
-    try:
-        given = [operator.index(d) for d in quiet]
-    except TypeError:
-        raise ModelError(f"quiet is a list of whole numbers, those of features; got {quiet!r}") from None
-    found = tuple(sorted(set(given)))
-    if len(found) != len(given) or not all(0 <= d < features for d in found):
-        raise ModelError(f"quiet names features, from 0 to {features - 1}, once each; got {given}")
-    if len(found) == features:
-        raise ModelError(
-            f"quiet names all {features} features, and at least one must take a step; leave some out"
-        )
-    return found
-
-
-def _neighbours(visits: Tensor, shape: tuple[int, int] | None, reach: int) -> tuple[Tensor, Tensor]:
-    """The pixels around each, (D, n), and whether they lie in the image; those that do not are replaced by the pixel."""
-    if shape is None or reach == 0:
-        return visits.new_zeros(len(visits), 0), torch.zeros(len(visits), 0, dtype=torch.bool)
-    rows, columns = shape
-    span = range(-reach, reach + 1)
-    offsets = torch.tensor([pair for pair in itertools.product(span, span) if pair != (0, 0)])
-    row, column = visits[:, None] // columns + offsets[:, 0], visits[:, None] % columns + offsets[:, 1]
-    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
-    return torch.where(inside, row * columns + column, visits[:, None]), inside

@@ -12,6 +12,7 @@ from xorflow.conditioners import (
     MADE,
     MLP,
     CausalTransformer,
+    Committee,
     Conditioner,
     Coupling,
     Diagonal,
@@ -37,6 +38,10 @@ PARTS: dict[str, type[nn.Module]] = {
 
 REORDERED = "reordered"
 """The name of a conditioner that shares the network of an earlier one of the same model, in another ordering."""
+
+
+COMMITTEE = "committee"
+"""The name of a conditioner that is made of others."""
 
 
 def flow_to_spec(flow: LatentFlow | Mixture) -> dict[str, Any]:
@@ -98,6 +103,11 @@ def _flow_from_spec(
 
 def _conditioner_to_spec(conditioner: Conditioner, shared: _Shared) -> dict[str, Any]:
     """One that shares its network with an earlier one is named by that one's number and its own ordering."""
+    if isinstance(conditioner, Committee):
+        return {
+            "name": COMMITTEE,
+            "members": [_conditioner_to_spec(member, shared) for member in conditioner],
+        }
     if not isinstance(conditioner, SequenceConditioner):
         return _part_to_spec(conditioner)
     same = [index for index, other in enumerate(shared) if other.net is conditioner.net]
@@ -109,6 +119,8 @@ def _conditioner_to_spec(conditioner: Conditioner, shared: _Shared) -> dict[str,
 def _conditioner_from_spec(
     spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]], shared: _Shared
 ) -> Conditioner:
+    if spec["name"] == COMMITTEE:
+        return Committee([_conditioner_from_spec(member, parts, shared) for member in spec["members"]])
     again = spec["name"] == REORDERED
     found = shared[spec["of"]].reordered(spec["order"]) if again else _part_from_spec(spec, parts)
     if isinstance(found, SequenceConditioner):

@@ -1,0 +1,164 @@
+"""Several networks as one conditioner: their logits are averaged, feature by feature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xorflow.conditioners import launched
+from xorflow.conditioners.base import Conditioner, Incremental, Source
+from xorflow.conditioners.sequence import Walk
+from xorflow.errors import ModelError
+
+
+class Committee(Conditioner):
+    r"""The mean of the logits of several networks that see the same and have one ordering.
+
+    What networks with different seeds get wrong differs, and their mean gets less of it wrong. Each conditional distribution is
+    the geometric mean of the members',
+
+    .. math:: p(u_d \mid \cdot) \propto \prod_n p_n(u_d \mid \cdot)^{1/N},
+
+    whose sum before it is normalised is at most 1: on a base that is certain of its values the committee's log-likelihood is at
+    least the mean of its members', image by image. A mixture of the members gains at most :math:`\log N` over its best one for
+    a whole image; a committee may gain at every feature.
+
+    Args:
+        members: at least two networks.
+
+    >>> from xorflow.conditioners import MADE
+    >>> both = Committee([MADE(3), MADE(3)])
+    >>> both({Source.STATE: torch.zeros(5, 3)}).shape
+    torch.Size([5, 3])
+    """
+
+    def __init__(self, members: Sequence[Conditioner]) -> None:
+        _check(members)
+        first = members[0]
+        super().__init__(
+            first.features,
+            categories=first.states.sizes,
+            choices=first.choices.sizes,
+            sees={str(source): str(dependence) for source, dependence in first.sees.items()},
+            order=first.order,
+            context=first.context_features,
+        )
+        self.mask = first.mask
+        self.members = nn.ModuleList(members)
+
+    def __iter__(self) -> Iterator[Conditioner]:
+        for member in self.members:
+            assert isinstance(member, Conditioner)
+            yield member
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
+        return _mean([member(inputs, context) for member in self])
+
+    def start_at(self, logits: Tensor) -> None:
+        for member in self:
+            member.start_at(logits)
+
+    def config(self) -> dict[str, Any]:
+        """Its members', each with the name of its class."""
+        return {"members": [{"name": type(member).__name__} | member.config() for member in self]}
+
+    def incremental(self, batch: int, context: Tensor | None, block_size: int) -> CommitteeWalk | None:
+        """All members side by side along the ordering; None where one of them has no such evaluation."""
+        for size in dict.fromkeys((block_size, 1)):
+            walks = [member.incremental(batch, context, size) for member in self]
+            found = [walk for walk in walks if walk is not None]
+            if len(found) < len(walks):
+                return None
+            if _cut_alike(found):
+                return CommitteeWalk(found)
+        return None
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The features of ranks `first` to `last` - 1, and each member's own block of them."""
+
+    first: int
+    last: int
+    parts: tuple[Any, ...]
+
+
+class CommitteeWalk:
+    """One evaluation of a committee along its ordering.
+
+    Args:
+        walks: those of its members, in the same blocks.
+    """
+
+    def __init__(self, walks: Sequence[Incremental]) -> None:
+        self._walks = walks
+
+    @property
+    def blocks(self) -> list[Meeting]:
+        together = zip(*(walk.blocks for walk in self._walks), strict=True)
+        return [Meeting(parts[0].first, parts[0].last, parts) for parts in together]
+
+    def logits(self, block: Meeting, x: Tensor) -> Tensor:
+        """The mean of the members' outputs at trial values x of the block itself."""
+        return _mean([walk.logits(part, x) for walk, part in zip(self._walks, block.parts, strict=True)])
+
+    def settle(self, block: Meeting, x: Tensor) -> None:
+        """The block's values are final."""
+        for walk, part in zip(self._walks, block.parts, strict=True):
+            walk.settle(part, x)
+
+    def at_once(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
+        """x from y and noise, each step one launch for all members; None where none is captured."""
+        walks = [walk for walk in self._walks if isinstance(walk, Walk)]
+        return launched.at_once(walks, y, uniforms) if len(walks) == len(self._walks) else None
+
+
+def _mean(logits: list[Tensor]) -> Tensor:
+    return torch.stack(logits).mean(0)
+
+
+def _cut_alike(walks: Sequence[Incremental]) -> bool:
+    first, *others = [[(block.first, block.last) for block in walk.blocks] for walk in walks]
+    return all(other == first for other in others)
+
+
+def _check(members: Sequence[Conditioner]) -> None:
+    if len(members) < 2:
+        raise ModelError(
+            f"a committee has at least two members, and got {len(members)}; a single network needs no committee"
+        )
+    first = members[0]
+    for number, other in enumerate(members[1:], 2):
+        for what, mine, theirs in (
+            ("the same features", first.features, other.features),
+            ("the same categories", first.states.short(), other.states.short()),
+            ("the same choices", first.choices.short(), other.choices.short()),
+            ("the same context features", first.context_features, other.context_features),
+            ("the same inputs", _seen(first), _seen(other)),
+        ):
+            if mine != theirs:
+                raise ModelError(
+                    f"the members of a committee have {what}: member 1 has {mine}, and member {number} has {theirs}"
+                )
+        if other.order != first.order or not _same_mask(first.mask, other.mask):
+            raise ModelError(
+                f"the members of a committee have one ordering, and that of member {number} is not that of member 1; flows in "
+                "different orderings can be mixed: see Mixture"
+            )
+
+
+def _seen(network: Conditioner) -> dict[str, str]:
+    return {str(source): str(dependence) for source, dependence in network.sees.items()}
+
+
+def _same_mask(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)

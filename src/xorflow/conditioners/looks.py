@@ -1,0 +1,89 @@
+"""Which features a step of a walk looks at, and where the steps lie."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from xorflow.conditioners.base import Dependence
+from xorflow.conditioners.orderings import ranks
+from xorflow.errors import ModelError
+
+
+def table_of_looks(
+    order: tuple[int, ...],
+    shape: tuple[int, int] | None,
+    reach: int,
+    dependences: list[Dependence],
+    quiet: tuple[int, ...],
+) -> tuple[Tensor, Tensor]:
+    """For each source and step the features looked at, and whether they may be: both (sources, D, looks).
+
+    The first look is at the feature visited before the step's own, or at the own one where a source is seen up to it. If some
+    are quiet, the second is at the last one before it that is not, so that every value of those enters the core. The others
+    are at the pixels around it: those that the ordering visits later, or that are not there, are not seen.
+    """
+    visits, rank = torch.tensor(order), ranks(order)
+    before = torch.cat([visits[:1], visits[:-1]])
+    around, visible = _neighbours(visits, shape, reach)
+    visible = visible & (rank[around] < rank[visits, None])
+    begun = (torch.arange(len(order)) > 0)[:, None]
+    if quiet:
+        last, there = _last_loud(order, quiet)
+        around, visible = torch.cat([last[:, None], around], 1), torch.cat([there[:, None], visible], 1)
+    looks, seen = [], []
+    for dependence in dependences:
+        up_to = dependence is Dependence.UP_TO
+        looks.append(torch.cat([(visits if up_to else before)[:, None], around], 1))
+        seen.append(torch.cat([torch.ones_like(begun) if up_to else begun, visible], 1))
+    return torch.stack(looks), torch.stack(seen)
+
+
+def _last_loud(order: tuple[int, ...], quiet: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """For each rank the last feature before it that is not quiet, and whether there is one beyond the one just before."""
+    found, there = [], []
+    loud, last = set(order) - set(quiet), None
+    for rank, feature in enumerate(order):
+        found.append(order[0] if last is None else last)
+        there.append(last is not None and last != order[rank - 1])
+        last = feature if feature in loud else last
+    return torch.tensor(found), torch.tensor(there)
+
+
+def _neighbours(visits: Tensor, shape: tuple[int, int] | None, reach: int) -> tuple[Tensor, Tensor]:
+    """The pixels around each, (D, n), and whether they lie in the image; those that do not are replaced by the pixel."""
+    if shape is None or reach == 0:
+        return visits.new_zeros(len(visits), 0), torch.zeros(len(visits), 0, dtype=torch.bool)
+    rows, columns = shape
+    span = range(-reach, reach + 1)
+    offsets = torch.tensor([pair for pair in itertools.product(span, span) if pair != (0, 0)])
+    row, column = visits[:, None] // columns + offsets[:, 0], visits[:, None] % columns + offsets[:, 1]
+    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+    return torch.where(inside, row * columns + column, visits[:, None]), inside
+
+
+def coordinates(visits: Tensor, shape: tuple[int, int] | None) -> Tensor:
+    """Where each rank lies: (D, 2), its pixel's row and column; or (D, 1), how many were visited before."""
+    if shape is None:
+        return torch.arange(len(visits))[:, None]
+    return torch.stack([visits // shape[1], visits % shape[1]], 1)
+
+
+def checked_quiet(quiet: Sequence[int], features: int) -> tuple[int, ...]:
+    """In increasing order."""
+    try:
+        given = [operator.index(d) for d in quiet]
+    except TypeError:
+        raise ModelError(f"quiet is a list of whole numbers, those of features; got {quiet!r}") from None
+    found = tuple(sorted(set(given)))
+    if len(found) != len(given) or not all(0 <= d < features for d in found):
+        raise ModelError(f"quiet names features, from 0 to {features - 1}, once each; got {given}")
+    if len(found) == features:
+        raise ModelError(
+            f"quiet names all {features} features, and at least one must take a step; leave some out"
+        )
+    return found

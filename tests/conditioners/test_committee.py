@@ -1,0 +1,221 @@
+"""Committees: the mean of networks' logits, in whole passes, in walks and in captured steps."""
+
+import json
+
+import pytest
+import torch
+
+import zoo
+from enumeration import all_states, draw_noise, sequential_sample
+from xorflow import (
+    MADE,
+    CausalTransformer,
+    Committee,
+    Coupling,
+    FactorisedBase,
+    Flow,
+    LatentFlow,
+    Layer,
+    Mixture,
+    ModelError,
+    Recurrent,
+    committee_of,
+)
+from xorflow.conditioners import Source
+from xorflow.flows import ways
+from xorflow.training import flow_from_spec, flow_to_spec
+
+SMALL = {"width": 8, "heads": 2, "depth": 2, "dropout": 0.0}
+
+
+def transformers(count: int, order: str = "natural", **options) -> list[CausalTransformer]:
+    torch.manual_seed(0)
+    nets = [CausalTransformer(20, order=order, shape=(4, 5), **(SMALL | options)) for _ in range(count)]
+    with torch.no_grad():
+        for net in nets:
+            for parameter in net.parameters():
+                parameter.normal_(std=0.4)
+    return [net.double() for net in nets]
+
+
+def flow_of(net: MADE | Committee | CausalTransformer, base: FactorisedBase) -> LatentFlow:
+    return LatentFlow([Layer(net)], base).double()
+
+
+def certain(features: int) -> FactorisedBase:
+    """Of its values, to the last digit of float64."""
+    return FactorisedBase(features, 1 - 1e-15)
+
+
+@pytest.mark.parametrize("categories", [2, 3, (2, 3, 4)])
+def test_its_logits_are_the_mean(categories):
+    torch.manual_seed(0)
+    nets = [MADE(3, (8,), order="reversed", categories=categories).double() for _ in range(3)]
+    both = Committee(nets)
+    flow = zoo.flow(Layer(both)).double()
+    inputs = {Source.STATE: flow.encode(all_states(flow.states.sizes))}
+    expected = sum(net(inputs) for net in nets) / 3
+    torch.testing.assert_close(both(inputs), expected)
+    assert len(both) == 3
+    assert both.order == nets[0].order
+
+
+def test_on_a_certain_base_it_is_no_worse_than_its_members_are_on_average():
+    torch.manual_seed(0)
+    base = certain(5)
+    nets = [MADE(5, (16,)).double() for _ in range(3)]
+    with torch.no_grad():
+        for parameter in (p for net in nets for p in net.parameters()):
+            parameter.mul_(4)
+    members = [flow_of(net, base) for net in nets]
+    together = committee_of(members)
+    x = all_states(together.states.sizes)
+    found = together().log_prob(x)
+    mean = torch.stack([flow().log_prob(x) for flow in members]).mean(0)
+    assert bool((found > mean + 1e-6).all())
+    assert float(found.exp().sum()) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("order", ["natural", "columns", "random:2"])
+@pytest.mark.parametrize("quiet", [(), (0, 3, 4, 5, 19)])
+@pytest.mark.parametrize("count", [2, 3])
+def test_cached_and_launched_samples_are_those_of_whole_passes(order, quiet, count, monkeypatch):
+    """In float64 the very integers, on the same noise."""
+    flow = zoo.flow(Layer(Committee(transformers(count, order, quiet=quiet, rotary=True)))).double()
+    noise = draw_noise(flow, 30)
+    y = flow.base.sample(noise.base)
+    with torch.no_grad():
+        expected = sequential_sample(flow, y, noise.layers, None)
+    for way in ("passes", "blocks"):
+        with ways.only(way):
+            assert torch.equal(flow.sample_with(noise), expected)
+    net = flow.layers[0].conditioner
+    monkeypatch.setattr("xorflow.conditioners.launched.LAUNCHED_ON", ("cpu",))
+    walk = net.incremental(30, None, 56)
+    assert walk is not None
+    with torch.no_grad():
+        found = walk.at_once(y[:, list(net.order)].double(), noise.layers[:, 0, list(net.order)])
+    assert found is not None
+    assert torch.equal(found.long(), expected[:, list(net.order)])
+
+
+def test_members_that_step_differently_walk_one_feature_at_a_time():
+    nets = [transformers(1, quiet=(0, 3))[0], transformers(1, quiet=(7,))[0]]
+    flow = zoo.flow(Layer(Committee(nets))).double()
+    walk = flow.layers[0].conditioner.incremental(30, None, 56)
+    assert walk is not None
+    assert [(block.first, block.last) for block in walk.blocks] == [(d, d + 1) for d in range(20)]
+    noise = draw_noise(flow, 30)
+    with torch.no_grad():
+        expected = sequential_sample(flow, flow.base.sample(noise.base), noise.layers, None)
+    with ways.only("blocks"):
+        assert torch.equal(flow.sample_with(noise), expected)
+
+
+def test_members_of_which_one_cannot_walk_are_sampled_by_passes():
+    one = MADE(3, sees={"state": "before", "own": "before"})
+    assert Committee([one, one]).incremental(2, None, 56) is None
+
+
+def test_it_starts_where_it_is_told():
+    torch.manual_seed(0)
+    both = Committee([Recurrent(4, width=6), CausalTransformer(4, **SMALL)])
+    with torch.no_grad():
+        for parameter in both.parameters():
+            parameter.zero_()
+    logits = torch.randn(4)
+    both.start_at(logits)
+    torch.testing.assert_close(both({Source.STATE: torch.zeros(1, 4)}), logits[None])
+
+
+# ---- models as one ----
+
+
+def mixtures(count: int) -> list[Mixture]:
+    """Each of one transformer in two orderings, with its own bases and weights."""
+    found = []
+    for seed in range(count):
+        torch.manual_seed(seed)
+        net = zoo.transformer(4, "natural", shape=(2, 2)).conditioner
+        flows = [zoo.flow(Layer(n), learned=True) for n in (net, net.reordered("columns"))]
+        found.append(Mixture(flows, (0.3, 0.7) if seed else (0.5, 0.5)).double())
+    return found
+
+
+def test_a_committee_of_flows_averages_their_networks_and_bases():
+    flows = [
+        zoo.sharpen(zoo.flow(zoo.made(3, "reversed", categories=3), learned=True)).double() for _ in range(2)
+    ]
+    together = committee_of(flows)
+    assert isinstance(together, LatentFlow)
+    mean = (flows[0].base.log_table() + flows[1].base.log_table()) / 2
+    torch.testing.assert_close(together.base.log_table(), mean.log_softmax(-1))
+    assert together.base.learned
+    x = all_states(together.states.sizes)
+    assert float(together().log_prob(x).exp().sum()) == pytest.approx(1, abs=1e-12)
+    assert together.layers[0].conditioner.members[1] is flows[1].layers[0].conditioner
+
+
+def test_a_committee_of_mixtures_is_one_for_each_component():
+    parts = mixtures(3)
+    together = committee_of(parts)
+    assert isinstance(together, Mixture)
+    assert [c.layers[0].conditioner.order for c in together] == [
+        c.layers[0].conditioner.order for c in parts[0]
+    ]
+    logs = torch.stack([m.log_weights() for m in parts]).mean(0)
+    torch.testing.assert_close(together.log_weights(), logs.log_softmax(0))
+    x = all_states(together.states.sizes)
+    assert float(together().log_prob(x).exp().sum()) == pytest.approx(1, abs=1e-12)
+    count = sum(p.numel() for m in parts for p in m.parameters())
+    bases = sum(p.numel() for m in parts[1:] for c in m for p in c.base.parameters()) + 2 * (len(parts) - 1)
+    assert sum(p.numel() for p in together.parameters()) == count - bases
+
+
+@pytest.mark.parametrize(
+    "model", [lambda: committee_of(mixtures(2)), lambda: zoo.make("committee D3 different")]
+)
+def test_files_keep_it(model):
+    before = model()
+    after = flow_from_spec(json.loads(json.dumps(flow_to_spec(before)))).double()
+    after.load_state_dict(before.state_dict())
+    x = all_states(before.states.sizes)
+    torch.testing.assert_close(after().log_prob(x), before().log_prob(x))
+    assert [p.shape for p in after.parameters()] == [p.shape for p in before.parameters()]
+
+
+REFUSED = {
+    "one member": ([MADE(3)], "at least two members"),
+    "features": ([MADE(3), MADE(4)], "the same features: member 1 has 3, and member 2 has 4"),
+    "categories": ([MADE(3), MADE(3, categories=3, choices=2)], "the same categories"),
+    "choices": ([MADE(3), MADE(3, choices=4)], "the same choices"),
+    "context": ([MADE(3), MADE(3, context=2)], "the same context features"),
+    "inputs": ([MADE(3), MADE(3, sees={"x": "before"})], "the same inputs"),
+    "ordering": ([MADE(3), MADE(3), MADE(3, order="reversed")], "that of member 3 is not that of member 1"),
+    "masks": ([Coupling(4), Coupling(4, flip=True)], "have one ordering"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_networks_it_refuses(case):
+    members, words = REFUSED[case]
+    with pytest.raises(ModelError, match=words):
+        Committee(members)
+
+
+def test_models_it_refuses():
+    deep = zoo.flow(zoo.made(3), zoo.made(3))
+    shallow = zoo.flow(zoo.made(3))
+    one = mixtures(1)[0]
+    three = Mixture([*one, next(iter(one))])
+    affine = zoo.flow(zoo.affine(3, 2))
+    for models, words in (
+        ([shallow, deep], "flow 2 is none"),
+        ([shallow, Flow(shallow.layers, shallow.base)], "of latent flows, or of mixtures"),
+        ([shallow, one], "these have 1, 2"),
+        ([one, three], "these have 2, 3"),
+        ([shallow, affine], "flow 2 has another than flow 1"),
+        ([shallow], "at least two members"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            committee_of(models)
