@@ -14,7 +14,18 @@ from xorflow.cli.display import TrainingDisplay, show_summary
 from xorflow.report import run_figures
 from xorflow.training import Options, Progress
 
-COMMANDS = ("train", "recipes", "evaluate", "sample", "score", "reproduce", "study", "depth", "strong")
+COMMANDS = (
+    "train",
+    "recipes",
+    "evaluate",
+    "sample",
+    "score",
+    "combine",
+    "reproduce",
+    "study",
+    "depth",
+    "strong",
+)
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("-h",), ()], ids=str)

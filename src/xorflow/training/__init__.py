@@ -2,6 +2,7 @@
 
 from xorflow.training.build import ESTIMATORS, build_data, build_estimator, build_flow
 from xorflow.training.checkpoint import Progress
+from xorflow.training.combine import combine_runs, mixture_of
 from xorflow.training.folder import read_config_file, read_result
 from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs
 from xorflow.training.loop import Interrupted, Observer, Trainer
@@ -34,6 +35,7 @@ __all__ = [
     "build_data",
     "build_estimator",
     "build_flow",
+    "combine_runs",
     "fit",
     "flow_from_spec",
     "flow_to_spec",
@@ -41,6 +43,7 @@ __all__ = [
     "independent_nll",
     "likelihood",
     "load",
+    "mixture_of",
     "open_run",
     "plan",
     "read_config",

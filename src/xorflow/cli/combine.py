@@ -1,0 +1,50 @@
+"""`combine`: finished runs as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from xorflow.cli.reading import Device
+from xorflow.training import read_result
+from xorflow.training.combine import WAYS, combine_runs
+from xorflow.training.devices import out_of_memory_as_error
+
+EXAMPLES = """
+[bold]Examples[/bold]
+
+xorflow train --seeds 0-1 --out runs/both
+
+xorflow combine runs/both/seed-0 runs/both/seed-1 --out runs/committee
+
+xorflow sample runs/committee --count 64 --out digits.png
+"""
+
+
+def combine(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the new run, new or empty.", show_default=False)],
+    how: Annotated[
+        str, typer.Option(help=f"{' or '.join(WAYS)}: average the logits (one ordering), or mix (any).")
+    ] = "committee",
+    device: Device = "auto",
+) -> None:
+    """Make one model of several runs on the same data, such as seeds of one recipe."""
+    with out_of_memory_as_error("use --device cpu, or combine fewer runs"):
+        result = combine_runs(runs, out, how, device)
+    found = {str(run): read_result(run) for run in runs} | {str(out): result}
+    parts = [part for part in ("test", "validation") if part in result]
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown.add_column("negative log-likelihood, nats", overflow="fold")
+    for part in parts:
+        shown.add_column(part, justify="right", no_wrap=True)
+    for name, figures in found.items():
+        shown.add_row(Text(name), *(f"{figures[part]['nll']:.3f}" for part in parts))
+    Console().print(shown)

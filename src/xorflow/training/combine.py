@@ -1,0 +1,107 @@
+"""Finished runs as one: their models combined, evaluated on the same data, in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from xorflow.errors import ConfigError, ModelError
+from xorflow.flows import LatentFlow, Mixture, committee_of
+from xorflow.training.devices import resolve_device
+from xorflow.training.folder import prepare_folder, read_result, require_free, write_config
+from xorflow.training.options import OF_DATA, Options
+from xorflow.training.products import full_products
+from xorflow.training.results import report
+from xorflow.training.run import Run, open_run
+from xorflow.training.step import Trainable
+from xorflow.training.storage import save_tensors, write_json
+
+
+def mixture_of(models: Sequence[Trainable]) -> Mixture:
+    """All models with equal weights; the components of those that are mixtures share the weight of theirs."""
+    parts: list[LatentFlow] = []
+    weights: list[float] = []
+    for model in models:
+        if isinstance(model, Mixture):
+            own = model.latent_components()
+            shares = model.log_weights().exp().tolist()
+            if len(own) < len(model):
+                raise ModelError("a mixture of mixtures is one of latent flows, and one of these has others")
+        else:
+            own, shares = [model], [1.0]
+        parts += own
+        weights += [share / len(models) for share in shares]
+    total = sum(weights)  # but for rounding, 1
+    return Mixture(parts, [weight / total for weight in weights]).to(parts[0].device, parts[0].dtype)
+
+
+WAYS: dict[str, Callable[[Sequence[Trainable]], Trainable]] = {
+    "committee": committee_of,
+    "mixture": mixture_of,
+}
+"""How models become one, by the names that `--how` knows."""
+
+
+def combine_runs(
+    folders: Sequence[Path], out: Path, how: str = "committee", device: str = "auto"
+) -> dict[str, Any]:
+    """Combine finished runs on the same data into the folder of a new one, which can be evaluated, sampled and scored with.
+
+    Args:
+        folders: of at least two runs.
+        out: a new folder.
+        how: `committee` averages the networks' logits, which takes runs in one ordering; `mixture` takes any.
+        device: where to evaluate.
+
+    Returns:
+        What the new folder's `result.json` holds.
+    """
+    if how not in WAYS:
+        raise ConfigError(f"--how is one of {', '.join(WAYS)}; got {how!r}")
+    if len(folders) < 2:
+        raise ConfigError(f"at least two runs are combined, and got {len(folders)}")
+    require_free(out)
+    runs = [open_run(folder, device=device) for folder in folders]
+    _require_same_data(runs)
+    try:
+        model = WAYS[how]([run.flow for run in runs]).eval()
+    except ModelError as error:
+        raise ConfigError(f"these runs make no {how}: {error}") from None
+    options, dataset = runs[0].options, runs[0].data().to(resolve_device(device))
+    with full_products():
+        parts = report(model, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
+    results = [read_result(folder) for folder in folders]
+    result = {
+        **parts,
+        "how": how,
+        "runs": [str(folder) for folder in folders],
+        "seeds": [run.options.seed for run in runs],
+        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "seconds": round(sum(found["seconds"] for found in results), 3),
+        "device": str(model.device),
+        "data": dataset.describe(),
+    }
+    prepare_folder(out)
+    write_config(out, _options(options), model, dataset)
+    save_tensors(out, "weights", model.state_dict())
+    write_json(out / "result.json", result)
+    return result
+
+
+def _options(first: Options) -> Options:
+    """Those of the data, and nothing about training: no single run makes this model."""
+    values = first.to_json()
+    return Options(layers=None).replace(
+        **{name: values[name] for name in (*OF_DATA, "evaluation_samples", "precision")}
+    )
+
+
+def _require_same_data(runs: Sequence[Run]) -> None:
+    first = runs[0]
+    for run in runs[1:]:
+        if run.data_format != first.data_format:
+            raise ConfigError(
+                f"runs on the same data are combined, and those of {run.folder} are not those of {first.folder}: give the "
+                "same --data, --validation, --test, --data-seed and --label to all"
+            )
