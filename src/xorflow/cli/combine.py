@@ -28,7 +28,7 @@ xorflow sample runs/committee --count 64 --out digits.png
 
 def combine(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.", show_default=False)
+        list[Path], typer.Argument(metavar="RUN", help="Folders of finished runs.", show_default=False)
     ],
     out: Annotated[Path, typer.Option(help="Folder of the new run, new or empty.", show_default=False)],
     how: Annotated[

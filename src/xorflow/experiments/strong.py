@@ -1,7 +1,7 @@
 """Strong conditioners: which recipes are trained, and every likelihood of what they become.
 
-Each row is a named recipe of a flow of depth 1 with a learned base, whose likelihood is exact whatever its conditioner. One row
-is not trained: it mixes the networks of others.
+Each row is a named recipe of a flow of depth 1 with a learned base, whose likelihood is exact whatever its conditioner. Some
+are not trained: they combine the networks of others.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from xorflow.experiments.rows import Variant
 from xorflow.experiments.scores import SAMPLES, draw_samples
 from xorflow.flows import Flow, LatentFlow, Mixture
 from xorflow.training import Options, open_run, report
+from xorflow.training.combine import WAYS
 from xorflow.training.devices import resolve_device
 from xorflow.training.products import full_products
 from xorflow.training.recipes import NONE as NO_RECIPE
@@ -77,22 +78,24 @@ class StrongRow:
 
 
 @dataclass(frozen=True)
-class MixedRow:
-    """A row whose networks, of all of its seeds, are mixed with equal weights.
+class CombinedRow:
+    """A row whose networks, of all of its seeds, are made one model.
 
     Attributes:
         id: its name on the command line and in files.
         title: its name in tables.
         part: the row.
+        how: one of `training.combine.WAYS`.
     """
 
     id: str
     title: str
     part: str
+    how: str
 
     @property
     def trained(self) -> StrongRow:
-        """The row that it mixes."""
+        """The row that it is made of."""
         return next(row for row in STRONG_ROWS if row.id == self.part)
 
     @property
@@ -113,11 +116,18 @@ STRONG_ROWS: tuple[StrongRow, ...] = (
         seeds=2,
     ),
 )
-MIXED_ROWS: tuple[MixedRow, ...] = (
-    MixedRow(
-        "transformer-mixed",
-        "four causal transformers: both seeds of the two, mixed",
+COMBINED_ROWS: tuple[CombinedRow, ...] = (
+    CombinedRow(
+        "transformer-committee",
+        "four causal transformers: both seeds of the two, in committees, one by rows and one by columns",
         "transformer-pair",
+        "committee",
+    ),
+    CombinedRow(
+        "transformer-mixed",
+        "four causal transformers: both seeds of the two, all mixed",
+        "transformer-pair",
+        "mixture",
     ),
 )
 
@@ -182,15 +192,15 @@ def find_strong_budget(name: str) -> Budget:
     return found
 
 
-def chosen_strong(names: str | None) -> tuple[tuple[StrongRow, ...], tuple[MixedRow, ...]]:
+def chosen_strong(names: str | None) -> tuple[tuple[StrongRow, ...], tuple[CombinedRow, ...]]:
     """The rows that a comma-separated list names, those first that are trained; all of them for None.
 
     >>> [row.id for row in chosen_strong("recurrent,made")[0]]
     ['made', 'recurrent']
     """
     if names is None:
-        return STRONG_ROWS, MIXED_ROWS
-    known = [row.id for row in (*STRONG_ROWS, *MIXED_ROWS)]
+        return STRONG_ROWS, COMBINED_ROWS
+    known = [row.id for row in (*STRONG_ROWS, *COMBINED_ROWS)]
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:
@@ -199,7 +209,7 @@ def chosen_strong(names: str | None) -> tuple[tuple[StrongRow, ...], tuple[Mixed
         )
     return (
         tuple(row for row in STRONG_ROWS if row.id in wanted),
-        tuple(row for row in MIXED_ROWS if row.id in wanted),
+        tuple(row for row in COMBINED_ROWS if row.id in wanted),
     )
 
 
@@ -301,14 +311,16 @@ def _seconds_of_samples(flow: LatentFlow | Mixture) -> float:
     return time.monotonic() - began
 
 
-# ---- mixtures of what was trained ----
+# ---- what was trained, combined ----
 
 
-def mix_rows(rows: Sequence[MixedRow], budget: Budget, out: Path, work: Path, device: str) -> list[str]:
-    """Evaluate the mixtures whose parts are finished; the names of those that have to wait.
+def combine_rows(
+    rows: Sequence[CombinedRow], budget: Budget, out: Path, work: Path, device: str
+) -> list[str]:
+    """Evaluate the combinations whose parts are finished; the names of those that have to wait.
 
     Args:
-        rows: the mixtures.
+        rows: the combinations.
         budget: of the runs.
         out: the folder of results.
         work: the folder of the runs, for their weights.
@@ -325,48 +337,48 @@ def mix_rows(rows: Sequence[MixedRow], budget: Budget, out: Path, work: Path, de
         if all(part.file(out).exists() for part in parts) and all(
             (f / "result.json").exists() for f in folders
         ):
-            write_run(path, _mixed(row, folders, budget, device), STRONG.command, folders[0].parent)
+            write_run(path, _combined(row, folders, budget, device), STRONG.command, folders[0].parent)
         else:
             waiting.append(row.id)
     return waiting
 
 
-def _require_current(row: MixedRow, path: Path) -> None:
-    """A mixture of other recipes than those of now is not passed off as theirs."""
-    before = read_json(path, "the result of a mixture").get("recipe")
+def _require_current(row: CombinedRow, path: Path) -> None:
+    """A combination of other recipes than those of now is not passed off as theirs."""
+    before = read_json(path, "the result of a combination").get("recipe")
     if before != row.recipe:
         raise ConfigError(
-            f"{path} mixes {before}, and row {row.id} now is {row.recipe}: remove that file, or choose another --out"
+            f"{path} combines {before}, and row {row.id} now is {row.recipe}: remove that file, or choose another --out"
         )
 
 
-def _mixed(row: MixedRow, folders: Sequence[Path], budget: Budget, device: str) -> dict[str, Any]:
+def _combined(row: CombinedRow, folders: Sequence[Path], budget: Budget, device: str) -> dict[str, Any]:
     runs = [open_run(folder, device=str(resolve_device(device))) for folder in folders]
-    mixture = Mixture([part for run in runs for part in components_of(run.flow)]).eval()
-    dataset = runs[0].data().to(mixture.device)
+    model = WAYS[row.how]([run.flow for run in runs]).eval()
+    dataset = runs[0].data().to(model.device)
     assert dataset.test is not None
     began = time.monotonic()
     with full_products():
-        known = report(mixture, dataset, 1, ("test",), runs[0].options.precision)["test"]
-        figures = strong_figures(mixture, dataset.test, known, budget, train=dataset.train)
+        known = report(model, dataset, 1, ("test",), runs[0].options.precision)["test"]
+        figures = strong_figures(model, dataset.test, known, budget, train=dataset.train)
     results = [read_trained(folder, "test") for folder in folders]
     return {
         "version": RESULT_VERSION,
         "budget": budget.name,
         "row": row.id,
-        "phase": "mixed",
+        "phase": "combined",
         "seed": 0,
         "config": None,
         "recipe": row.recipe,
         "seeds": list(range(row.trained.seeds)),
         "evaluation": {"part": "test", "draw": dataset.describe()["sha256"]["test"], **figures},
-        "samples": draw_samples("latent", mixture, runs[0].shape),
+        "samples": draw_samples("latent", model, runs[0].shape),
         "parameters": sum(result["parameters"] for result in results),
         "seconds": round(sum(result["seconds"] for result in results), 3),
         "evaluation_seconds": round(time.monotonic() - began, 3),
         "together": 1,
         "device": results[0]["device"],
-        "device_name": device_name(mixture.device),
+        "device_name": device_name(model.device),
         "versions": versions(),
     }
 
@@ -386,22 +398,22 @@ def strong_plan(budget: Budget) -> dict[str, Any]:
         }
         for row in STRONG_ROWS
     ]
-    mixed = [
+    combined = [
         {
             "id": row.id,
             "title": row.title,
             "recipe": row.recipe,
             "part": row.part,
-            "family": "mixed",
+            "family": "combined",
         }
-        for row in MIXED_ROWS
+        for row in COMBINED_ROWS
     ]
     return {
         "version": RESULT_VERSION,
         "experiment": "strong",
         "budget": budget.name,
         "words": budget.words,
-        "rows": [*trained, *mixed],
+        "rows": [*trained, *combined],
     }
 
 
