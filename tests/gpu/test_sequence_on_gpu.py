@@ -127,6 +127,31 @@ def test_launched_steps_give_the_samples_of_whole_passes(changes: dict[str, Any]
             assert torch.equal(found.long(), expected.index_select(1, order))
 
 
+def test_a_committee_launches_the_steps_of_all_its_members() -> None:
+    flows = [
+        _trainer(
+            conditioner="transformer", precision="64-true", rotary=True, quiet=0.01, seed=seed
+        ).flow.double()
+        for seed in (0, 1)
+    ]
+    with torch.no_grad():
+        for parameter in flows[1].layers[0].conditioner.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    flow = xf.committee_of(flows).eval()
+    noise = SampleNoise.draw(flow, torch.Size([8]), torch.Generator(CUDA).manual_seed(0))
+    with ways.only("passes"):
+        expected = flow.sample_with(noise)
+    net = flow.layers[0].conditioner
+    with torch.no_grad():
+        walk = net.incremental(8, None, 56)
+        assert walk is not None
+        order = torch.tensor(net.order, device=CUDA)
+        y = flow.base.sample(noise.base).double().index_select(1, order)
+        found = walk.at_once(y, noise.layers[:, 0].index_select(1, order))
+    assert found is not None, "steps are not captured"
+    assert torch.equal(found.long(), expected.index_select(1, order))
+
+
 def test_a_hundred_samples_of_the_large_transformer_take_a_second() -> None:
     flow = _trainer(conditioner="transformer", width=256, blocks=8, heads=8).flow.eval()
     flow().sample((2,))
