@@ -113,6 +113,8 @@ _ALL = (
         1,
         "Two causal transformers of 8 blocks of width 256, one by rows and one by columns, trained with Muon and mixed.",
         _TRANSFORMER | {"shared": False, "dropout": 0.15, "epochs": 30, "lr": 1.5e-3, "warmup": 500},
+        minutes=5.9,
+        nll=77.59,
     ),
     Recipe(
         "transformer-cpu",
