@@ -1,4 +1,4 @@
-"""Small numerical helpers: log-mean-exp, effective sample size, enumeration, portable random numbers."""
+"""Small numerical helpers: means of probabilities, effective sample size, enumeration, portable random numbers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from xorflow.errors import DataError, Intractable
 
@@ -23,6 +24,16 @@ def log_mean_exp(values: Tensor, dim: int) -> Tensor:
     1000.0
     """
     return torch.logsumexp(values, dim) - math.log(values.shape[dim])
+
+
+def mean_log_odds(log_odds: Tensor) -> Tensor:
+    r"""The log-odds of the mean over the first dimension of the probabilities that have these log-odds.
+
+    >>> odds = torch.tensor([3.0, 1.0])  # probabilities 3/4 and 1/2
+    >>> round(float(mean_log_odds(odds.log()).exp()), 4)  # 5/8
+    1.6667
+    """
+    return log_mean_exp(logsigmoid(log_odds), 0) - log_mean_exp(logsigmoid(-log_odds), 0)
 
 
 def effective_sample_size(log_weights: Tensor, dim: int) -> Tensor:

@@ -32,7 +32,7 @@ def combine(
     ],
     out: Annotated[Path, typer.Option(help="Folder of the new run, new or empty.", show_default=False)],
     how: Annotated[
-        str, typer.Option(help=f"{' or '.join(WAYS)}: average the logits (one ordering), or mix (any).")
+        str, typer.Option(help=f"{' or '.join(WAYS)}: average probabilities (one ordering), or mix (any).")
     ] = "committee",
     device: Device = "auto",
 ) -> None:

@@ -1,4 +1,4 @@
-"""Several networks as one conditioner: their logits are averaged, feature by feature."""
+"""Several networks as one conditioner: their probabilities are averaged, feature by feature."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from xorflow._math import log_mean_exp, mean_log_odds
 from xorflow.conditioners import launched
 from xorflow.conditioners.base import Conditioner, Incremental, Source
 from xorflow.conditioners.sequence import Walk
@@ -16,16 +17,13 @@ from xorflow.errors import ModelError
 
 
 class Committee(Conditioner):
-    r"""The mean of the logits of several networks that see the same and have one ordering.
+    r"""The mean of the probabilities of several networks that see the same and have one ordering,
 
-    What networks with different seeds get wrong differs, and their mean gets less of it wrong. Each conditional distribution is
-    the geometric mean of the members',
+    .. math:: p(u_d \mid \cdot) = \frac1N \sum_n p_n(u_d \mid \cdot).
 
-    .. math:: p(u_d \mid \cdot) \propto \prod_n p_n(u_d \mid \cdot)^{1/N},
-
-    whose sum before it is normalised is at most 1: on a base that is certain of its values the committee's log-likelihood is at
-    least the mean of its members', image by image. A mixture of the members gains at most :math:`\log N` over its best one for
-    a whole image; a committee may gain at every feature.
+    What networks with different seeds get wrong differs, and their mean gets less of it wrong: at depth 1, on one base, a
+    committee's log-likelihood is at least the mean of its members', image by image. A mixture of the members gains at most
+    :math:`\log N` over its best one for a whole image; a committee may gain at every feature.
 
     Args:
         members: at least two networks.
@@ -35,6 +33,8 @@ class Committee(Conditioner):
     >>> both({Source.STATE: torch.zeros(5, 3)}).shape
     torch.Size([5, 3])
     """
+
+    valid: Tensor
 
     def __init__(self, members: Sequence[Conditioner]) -> None:
         _check(members)
@@ -48,6 +48,7 @@ class Committee(Conditioner):
             context=first.context_features,
         )
         self.mask = first.mask
+        self.register_buffer("valid", self.choices.valid(), persistent=False)
         self.members = nn.ModuleList(members)
 
     def __iter__(self) -> Iterator[Conditioner]:
@@ -59,7 +60,16 @@ class Committee(Conditioner):
         return len(self.members)
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
-        return _mean([member(inputs, context) for member in self])
+        return self.mean([member(inputs, context) for member in self])
+
+    def mean(self, logits: Sequence[Tensor], features: Tensor | None = None) -> Tensor:
+        """The logits of the mean of the probabilities that have these, of all or of some features."""
+        each = torch.stack(list(logits))
+        if self.choices.binary:
+            return mean_log_odds(each)
+        absent = ~(self.valid if features is None else self.valid[features])
+        logs = torch.log_softmax(each.masked_fill(absent, -torch.inf), -1)
+        return log_mean_exp(logs.masked_fill(absent, 0.0), 0)
 
     def start_at(self, logits: Tensor) -> None:
         for member in self:
@@ -77,7 +87,7 @@ class Committee(Conditioner):
             if len(found) < len(walks):
                 return None
             if _cut_alike(found):
-                return CommitteeWalk(found)
+                return CommitteeWalk(self, found)
         return None
 
 
@@ -94,11 +104,14 @@ class CommitteeWalk:
     """One evaluation of a committee along its ordering.
 
     Args:
+        net: the committee.
         walks: those of its members, in the same blocks.
     """
 
-    def __init__(self, walks: Sequence[Incremental]) -> None:
-        self._walks = walks
+    def __init__(self, net: Committee, walks: Sequence[Incremental]) -> None:
+        assert net.order is not None
+        self._net, self._walks = net, walks
+        self._order = torch.tensor(net.order, device=net.valid.device)
 
     @property
     def blocks(self) -> list[Meeting]:
@@ -106,8 +119,11 @@ class CommitteeWalk:
         return [Meeting(parts[0].first, parts[0].last, parts) for parts in together]
 
     def logits(self, block: Meeting, x: Tensor) -> Tensor:
-        """The mean of the members' outputs at trial values x of the block itself."""
-        return _mean([walk.logits(part, x) for walk, part in zip(self._walks, block.parts, strict=True)])
+        """The logits (B, b * O) of the mean of the members' probabilities, at trial values x of the block itself."""
+        net, size = self._net, block.last - block.first
+        outputs = (walk.logits(part, x) for walk, part in zip(self._walks, block.parts, strict=True))
+        features = self._order[block.first : block.last]
+        return net.mean([net.shape_logits(out, size) for out in outputs], features).flatten(1)
 
     def settle(self, block: Meeting, x: Tensor) -> None:
         """The block's values are final."""
@@ -118,10 +134,6 @@ class CommitteeWalk:
         """x from y and noise, each step one launch for all members; None where none is captured."""
         walks = [walk for walk in self._walks if isinstance(walk, Walk)]
         return launched.at_once(walks, y, uniforms) if len(walks) == len(self._walks) else None
-
-
-def _mean(logits: list[Tensor]) -> Tensor:
-    return torch.stack(logits).mean(0)
 
 
 def _cut_alike(walks: Sequence[Incremental]) -> bool:

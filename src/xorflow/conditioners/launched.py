@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from xorflow._capture import capturing
+from xorflow._math import mean_log_odds
 
 if TYPE_CHECKING:
     from xorflow.conditioners.sequence import Launchable, Walk
@@ -22,12 +23,12 @@ LAUNCHED_ON = ("cuda",)
 
 
 def at_once(walks: Sequence[Walk], y: Tensor, uniforms: Tensor) -> Tensor | None:
-    """x (B, D) for xor, by the mean of the outputs of walks that stand at their beginning, in the arrangement of the ordering.
+    """x (B, D) for xor, in the arrangement of the ordering, by the mean of the probabilities that walks give.
 
     None where such steps are not captured, or could not be.
 
     Args:
-        walks: along one ordering.
+        walks: along one ordering, at their beginning.
         y: base states, in the arrangement of the ordering.
         uniforms: noise (B, D), in the same arrangement.
     """
@@ -44,7 +45,7 @@ def at_once(walks: Sequence[Walk], y: Tensor, uniforms: Tensor) -> Tensor | None
 
 
 class LaunchedWalk:
-    """One walk of conditioners on binary states, for xor; u is drawn by the mean of their outputs.
+    """One walk of conditioners on binary states, for xor; u is drawn by the mean of their probabilities.
 
     Args:
         parts: the conditioners, with the same ordering and the same quiet features, at the beginning of their walks.
@@ -94,7 +95,7 @@ class LaunchedWalk:
             out.squeeze(-1) + part.net.net.bias.index_select(0, visit).T
             for out, part in zip(outputs, self._parts, strict=True)
         ]
-        logits = torch.stack(each).mean(0)  # (B, 1)
+        logits = mean_log_odds(torch.stack(each)) if len(each) > 1 else each[0]  # (B, 1)
         y, uniform = (t.index_select(1, self._rank) for t in (self._y, self._uniforms))
         flip = (uniform > torch.sigmoid(-logits)).to(y.dtype)
         self._values.index_copy_(1, visit, (y + flip - 2 * y * flip).unsqueeze(-1).to(self._values.dtype))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
+from xorflow._math import log_mean_exp
 from xorflow.bases import FactorisedBase
 from xorflow.conditioners import Committee
 from xorflow.errors import ModelError
@@ -18,8 +18,9 @@ from xorflow.flows.mixture import Mixture
 def committee_of(models: Sequence[LatentFlow | Mixture]) -> LatentFlow | Mixture:
     """One model whose networks are committees of those of several, trained with different seeds, say.
 
-    The networks' logits are averaged, and so are the base's; of mixtures, component by component. The models' own networks are
-    used, not copies. A mixture of the models, `Mixture(models)`, does not need one ordering, and gains less.
+    The networks' probabilities are averaged, and so are the base's; of mixtures, component by component, and their weights as
+    well. The models' own networks are used, not copies. A mixture of the models, `Mixture(models)`, does not need one
+    ordering, and gains less.
 
     Args:
         models: latent flows in closed form, with the same ordering; or mixtures of as many of these.
@@ -44,7 +45,7 @@ def committee_of(models: Sequence[LatentFlow | Mixture]) -> LatentFlow | Mixture
     for mixture in mixtures:
         mixture.check_trainable()
     each = zip(*(mixture.latent_components() for mixture in mixtures), strict=True)
-    weights = _mean([mixture.log_weights() for mixture in mixtures]).softmax(0)
+    weights = log_mean_exp(torch.stack([mixture.log_weights() for mixture in mixtures]), 0).exp()
     learned = any(mixture.learned for mixture in mixtures)
     return Mixture([_committee(parts) for parts in each], weights, learned).to(weights)
 
@@ -71,9 +72,6 @@ def _mean_base(bases: Sequence[FactorisedBase]) -> FactorisedBase:
     base = FactorisedBase(
         first.features, categories=first.states.sizes, learned=any(base.learned for base in bases)
     ).to(first.logits)
-    base.logits.copy_(_mean([base.logits for base in bases]))
+    table = log_mean_exp(torch.stack([base.log_table() for base in bases]), 0)
+    base.logits.copy_(table[:, 1] - table[:, 0] if base.states.binary else table)
     return base
-
-
-def _mean(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(tensors)).mean(0)

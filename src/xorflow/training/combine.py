@@ -51,7 +51,7 @@ def combine_runs(
     Args:
         folders: of at least two runs.
         out: a new folder.
-        how: `committee` averages the networks' logits, which takes runs in one ordering; `mixture` takes any.
+        how: `committee` averages the networks' probabilities, which takes runs in one ordering; `mixture` takes any.
         device: where to evaluate.
 
     Returns:
