@@ -36,6 +36,11 @@ def mean_log_odds(log_odds: Tensor) -> Tensor:
     return log_mean_exp(logsigmoid(log_odds), 0) - log_mean_exp(logsigmoid(-log_odds), 0)
 
 
+def full_precision(values: Tensor) -> Tensor:
+    """Half-precision numbers as float32, others as they are."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
 def effective_sample_size(log_weights: Tensor, dim: int) -> Tensor:
     r""":math:`(\sum_i w_i)^2 / \sum_i w_i^2`, between 1 and n.
 

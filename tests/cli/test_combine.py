@@ -55,6 +55,7 @@ def test_runs_that_were_combined_are_combined_again(
     first, second = tmp_path / "first", tmp_path / "second"
     assert xorflow("combine", *seeds, "--out", first, "--how", "mixture").code == 0
     assert xorflow("combine", first, seeds[0], "--out", second, "--how", "mixture").code == 0
+    assert read(second / "result.json")["seeds"] == [0, 1, 0]
     mixture = xf.load(second)
     assert isinstance(mixture, xf.Mixture)
     torch.testing.assert_close(mixture.log_weights().exp(), torch.tensor([0.25, 0.25, 0.5]))
@@ -66,6 +67,7 @@ def test_refusals(xorflow: Command, seeds: list[Path], tmp_path: Path) -> None:
     others = {
         "reversed": ("--data", data, "--order", "reversed"),
         "deep": ("--data", data, "--layers", "2"),
+        "wide": ("--data", data, "--precision", "64-true"),
         "people": ("--data", people_file(tmp_path / "people.csv")),
         "held": ("--data", data, "--test", "7"),
     }
@@ -76,12 +78,38 @@ def test_refusals(xorflow: Command, seeds: list[Path], tmp_path: Path) -> None:
         (seeds, "vote", "--how is one of committee, mixture; got 'vote'"),
         ([seeds[0], tmp_path / "reversed"], "committee", "flows in different orderings can be mixed"),
         ([seeds[0], tmp_path / "deep"], "committee", "flow 2 is none"),
+        ([seeds[0], tmp_path / "deep"], "mixture", "one of these has only a bound"),
         ([seeds[0], tmp_path / "people"], "mixture", "runs on the same data are combined"),
-        ([seeds[0], tmp_path / "held"], "mixture", "give the same --data"),
+        ([seeds[0], tmp_path / "held"], "mixture", "the sizes is different; give the same --data"),
         ([seeds[0], tmp_path / "nowhere"], "mixture", "there is no folder"),
     ):
         assert words in xorflow("combine", *runs, "--how", how, "--out", out).refused()
         assert not out.exists()
-    assert "--out must be a new or an empty folder" in xorflow("combine", *seeds, "--out", seeds[0]).refused()
+    taken = xorflow("combine", *seeds, "--out", seeds[0]).refused()
+    assert "--out must be a new or an empty folder" in taken
+    assert "--resume" not in taken
+    assert xorflow("combine", seeds[0], tmp_path / "wide", "--out", tmp_path / "both").code == 0
+    again = xorflow("train", "--out", tmp_path / "both", "--resume").refused()
+    assert "combines other runs, and there is nothing to resume" in again
     mixed = xorflow("combine", seeds[0], tmp_path / "reversed", "--how", "mixture", "--out", out)
     assert mixed.code == 0
+
+
+def test_a_damaged_result_is_found_before_anything_is_evaluated(
+    xorflow: Command, seeds: list[Path], tmp_path: Path
+) -> None:
+    path = seeds[1] / "result.json"
+    path.write_text(json.dumps({key: value for key, value in read(path).items() if key != "seconds"}))
+    said = xorflow("combine", *seeds, "--out", tmp_path / "together").refused()
+    assert "is damaged: 'seconds' is not there" in said
+
+
+def test_without_held_out_data_there_is_nothing_to_report(
+    xorflow: Command, rows: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "runs"
+    nothing = ("--validation", "0", "--test", "0")
+    assert xorflow("train", "--data", rows, "--seeds", "0,1", *nothing, "--out", out, *SMALL).code == 0
+    said = xorflow("combine", out / "seed-0", out / "seed-1", "--out", tmp_path / "together")
+    assert (said.code, said.err) == (0, "")
+    assert "No data were held out" in said.out

@@ -46,7 +46,7 @@ def test_the_table(smoke: Path) -> None:
     committee = rows["transformer-committee"]
     assert len(committee["components"]) == 2
     assert committee["nll"] < max(part["each"]["nll"]) + 0.1
-    assert committee["parameters"] == mixed["parameters"]
+    assert committee["parameters"] < mixed["parameters"]  # bases are averaged
     assert {path.name for path in (smoke / "out").iterdir()} == {
         "plan.json", "runs", "table.json", "table.md", "samples.png"
     }  # fmt: skip

@@ -9,20 +9,26 @@ import zoo
 from enumeration import all_states, draw_noise, sequential_sample
 from xorflow import (
     MADE,
+    MLP,
     CausalTransformer,
     Committee,
     Coupling,
+    FactorisedBase,
     Flow,
     LatentFlow,
     Layer,
     Mixture,
     ModelError,
     Recurrent,
+    Xor,
     committee_of,
+    evaluate,
 )
 from xorflow.conditioners import Source
+from xorflow.data import Split
 from xorflow.flows import ways
-from xorflow.training import flow_from_spec, flow_to_spec
+from xorflow.training import flow_from_spec, flow_to_spec, start_from_data
+from xorflow.training.storage import load_tensors, save_tensors
 
 SMALL = {"width": 8, "heads": 2, "depth": 2, "dropout": 0.0}
 
@@ -106,8 +112,24 @@ def test_members_that_step_differently_walk_one_feature_at_a_time():
 
 
 def test_members_of_which_one_cannot_walk_are_sampled_by_passes():
-    one = MADE(3, sees={"state": "before", "own": "before"})
-    assert Committee([one, one]).incremental(2, None, 56) is None
+    class Still(MADE):
+        def incremental(self, *_):
+            return None
+
+    torch.manual_seed(0)
+    flow = zoo.flow(Layer(Committee([MADE(5), Still(5)]))).double()
+    assert flow.layers[0].conditioner.incremental(2, None, 56) is None
+    noise = draw_noise(flow, 30)
+    with torch.no_grad():
+        expected = sequential_sample(flow, flow.base.sample(noise.base), noise.layers, None)
+    assert torch.equal(flow.sample_with(noise), expected)
+
+
+def test_logits_in_half_precision_are_averaged_in_full():
+    net = MADE(50)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = Committee([net, net])({Source.STATE: torch.zeros(3, 50)})
+        torch.testing.assert_close(found, net({Source.STATE: torch.zeros(3, 50)}).float(), rtol=0, atol=1e-6)
 
 
 def test_it_starts_where_it_is_told():
@@ -167,13 +189,32 @@ def test_a_committee_of_mixtures_is_one_for_each_component():
 @pytest.mark.parametrize(
     "model", [lambda: committee_of(mixtures(2)), lambda: zoo.make("committee D3 different")]
 )
-def test_files_keep_it(model):
+def test_files_keep_it(model, tmp_path):
     before = model()
+    save_tensors(tmp_path, "weights", before.state_dict())
     after = flow_from_spec(json.loads(json.dumps(flow_to_spec(before)))).double()
-    after.load_state_dict(before.state_dict())
+    after.load_state_dict(load_tensors(tmp_path, "weights"))
     x = all_states(before.states.sizes)
     torch.testing.assert_close(after().log_prob(x), before().log_prob(x))
     assert [p.shape for p in after.parameters()] == [p.shape for p in before.parameters()]
+
+
+def test_files_keep_a_committee_of_posteriors():
+    posterior = Committee([MLP(3, (4,), sees=("x",)), MLP(3, (5,), sees=("x",))])
+    before = LatentFlow([Layer(MADE(3), posterior=posterior)], FactorisedBase(3))
+    after = flow_from_spec(json.loads(json.dumps(flow_to_spec(before))))
+    after.load_state_dict(before.state_dict())
+
+
+def test_a_committee_of_couplings_starts_from_data_as_one_does():
+    torch.manual_seed(0)
+    split = Split(torch.randint(0, 3, (200, 6), dtype=torch.uint8).clamp(max=1))
+    found = []
+    for net in (Coupling(6, categories=3), Committee([Coupling(6, categories=3), Coupling(6, categories=3)])):
+        flow = LatentFlow([Layer(net)], FactorisedBase(6, 0.998, categories=3, learned=True))
+        start_from_data(flow, split)
+        found.append(evaluate.exact(flow, split).nll)
+    assert found[1] == pytest.approx(found[0], abs=0.3)
 
 
 REFUSED = {
@@ -195,18 +236,38 @@ def test_networks_it_refuses(case):
         Committee(members)
 
 
+class Mirror(Xor):
+    """Flips where xor does not."""
+
+    def to_base(self, x, u):
+        return super().to_base(x, 1 - u)
+
+    def to_data(self, y, u):
+        return super().to_data(y, 1 - u)
+
+
+def test_transforms_that_are_the_same_bijections_are_the_same():
+    committee_of([zoo.flow(zoo.made(3)), zoo.flow(Layer(MADE(3), Xor(3)))])
+
+
 def test_models_it_refuses():
     deep = zoo.flow(zoo.made(3), zoo.made(3))
     shallow = zoo.flow(zoo.made(3))
     one = mixtures(1)[0]
     three = Mixture([*one, next(iter(one))])
-    affine = zoo.flow(zoo.affine(3, 2))
     for models, words in (
         ([shallow, deep], "flow 2 is none"),
-        ([shallow, Flow(shallow.layers, shallow.base)], "of latent flows, or of mixtures"),
+        ([shallow, Flow(shallow.layers, shallow.base)], "and got a Flow"),
         ([shallow, one], "these have 1, 2"),
         ([one, three], "these have 2, 3"),
-        ([shallow, affine], "flow 2 has another than flow 1"),
+        ([zoo.flow(zoo.made(2, categories=3)), zoo.flow(zoo.affine(2, 3))], "the same choices"),
+        (
+            [shallow, zoo.flow(Layer(MADE(3), Mirror(3)))],
+            "the Mirror of flow 2 has others than the ModularShift of flow 1",
+        ),
+        ([shallow, zoo.flow(zoo.made(3)).double()], "torch.float32 on cpu, and flow 2 has torch.float64"),
+        ([shallow, zoo.flow(zoo.made(4))], "the same features: member 1 has 3, and member 2 has 4"),
+        ([Mixture([shallow, deep.greedy()])] * 2, "one of these has others"),
         ([shallow], "at least two members"),
     ):
         with pytest.raises(ModelError, match=words):

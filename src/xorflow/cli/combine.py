@@ -32,13 +32,19 @@ def combine(
     ],
     out: Annotated[Path, typer.Option(help="Folder of the new run, new or empty.", show_default=False)],
     how: Annotated[
-        str, typer.Option(help=f"{' or '.join(WAYS)}: average probabilities (one ordering), or mix (any).")
+        str,
+        typer.Option(
+            help=f"{' or '.join(WAYS)}: average probabilities (one ordering), or mix (any orderings)."
+        ),
     ] = "committee",
     device: Device = "auto",
 ) -> None:
     """Make one model of several runs on the same data, such as seeds of one recipe."""
     with out_of_memory_as_error("use --device cpu, or combine fewer runs"):
         result = combine_runs(runs, out, how, device)
+    if not {"test", "validation"} & result.keys():
+        typer.echo("No data were held out, so there is no likelihood to report.")
+        return
     found = {str(run): read_result(run) for run in runs} | {str(out): result}
     parts = [part for part in ("test", "validation") if part in result]
     shown = Table(box=None, pad_edge=False, header_style="bold")

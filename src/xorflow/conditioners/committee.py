@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xorflow._math import log_mean_exp, mean_log_odds
+from xorflow._math import full_precision, log_mean_exp, mean_log_odds
 from xorflow.conditioners import launched
 from xorflow.conditioners.base import Conditioner, Incremental, Source
 from xorflow.conditioners.sequence import Walk
@@ -22,8 +22,8 @@ class Committee(Conditioner):
     .. math:: p(u_d \mid \cdot) = \frac1N \sum_n p_n(u_d \mid \cdot).
 
     What networks with different seeds get wrong differs, and their mean gets less of it wrong: at depth 1, on one base, a
-    committee's log-likelihood is at least the mean of its members', image by image. A mixture of the members gains at most
-    :math:`\log N` over its best one for a whole image; a committee may gain at every feature.
+    committee's log-likelihood is at least the mean of its members', image by image. A `Mixture` of the members is better where
+    these disagree about whole images, of which each knows a kind; a committee, where they disagree here and there.
 
     Args:
         members: at least two networks.
@@ -64,7 +64,7 @@ class Committee(Conditioner):
 
     def mean(self, logits: Sequence[Tensor], features: Tensor | None = None) -> Tensor:
         """The logits of the mean of the probabilities that have these, of all or of some features."""
-        each = torch.stack(list(logits))
+        each = full_precision(torch.stack(list(logits)))
         if self.choices.binary:
             return mean_log_odds(each)
         absent = ~(self.valid if features is None else self.valid[features])
@@ -76,7 +76,7 @@ class Committee(Conditioner):
             member.start_at(logits)
 
     def config(self) -> dict[str, Any]:
-        """Its members', each with the name of its class."""
+        """Its members', each with the name of its class; to be built again, they are needed themselves."""
         return {"members": [{"name": type(member).__name__} | member.config() for member in self]}
 
     def incremental(self, batch: int, context: Tensor | None, block_size: int) -> CommitteeWalk | None:

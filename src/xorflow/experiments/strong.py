@@ -373,7 +373,7 @@ def _combined(row: CombinedRow, folders: Sequence[Path], budget: Budget, device:
         "seeds": list(range(row.trained.seeds)),
         "evaluation": {"part": "test", "draw": dataset.describe()["sha256"]["test"], **figures},
         "samples": draw_samples("latent", model, runs[0].shape),
-        "parameters": sum(result["parameters"] for result in results),
+        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "seconds": round(sum(result["seconds"] for result in results), 3),
         "evaluation_seconds": round(time.monotonic() - began, 3),
         "together": 1,

@@ -12,6 +12,7 @@ from torch.nn.functional import logsigmoid, one_hot
 from torch.nn.functional import softplus as torch_softplus
 
 from xorflow._autograd import Function
+from xorflow._math import full_precision
 from xorflow._states import NEVER, Alphabet
 
 
@@ -168,6 +169,5 @@ Nodes = BinaryNodes | CategoricalNodes
 
 def make_nodes(logits: Tensor, choices: Alphabet, valid: Tensor) -> Nodes:
     """The nodes that a conditioner's output stands for; half-precision logits become float32 before any log or sum."""
-    if logits.dtype in (torch.bfloat16, torch.float16):
-        logits = logits.float()
+    logits = full_precision(logits)
     return BinaryNodes(logits) if choices.binary else CategoricalNodes(logits, valid)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from xorflow.errors import ConfigError, ModelError
+import torch
+
+from xorflow.errors import CheckpointError, ConfigError, ModelError
 from xorflow.flows import LatentFlow, Mixture, committee_of
 from xorflow.training.devices import resolve_device
-from xorflow.training.folder import prepare_folder, read_result, require_free, write_config
+from xorflow.training.folder import (
+    difference_of_data,
+    prepare_folder,
+    read_result,
+    require_free,
+    write_config,
+)
 from xorflow.training.options import OF_DATA, Options
 from xorflow.training.products import full_products
 from xorflow.training.results import report
@@ -33,7 +42,9 @@ def mixture_of(models: Sequence[Trainable]) -> Mixture:
         parts += own
         weights += [share / len(models) for share in shares]
     total = sum(weights)  # but for rounding, 1
-    return Mixture(parts, [weight / total for weight in weights]).to(parts[0].device, parts[0].dtype)
+    learned = all(model.learned for model in models if isinstance(model, Mixture))
+    shares = [weight / total for weight in weights]
+    return Mixture(parts, shares, learned).to(parts[0].device, parts[0].dtype)
 
 
 WAYS: dict[str, Callable[[Sequence[Trainable]], Trainable]] = {
@@ -51,7 +62,7 @@ def combine_runs(
     Args:
         folders: of at least two runs.
         out: a new folder.
-        how: `committee` averages the networks' probabilities, which takes runs in one ordering; `mixture` takes any.
+        how: `committee` averages the networks' probabilities, which takes runs in one ordering; `mixture` takes any orderings.
         device: where to evaluate.
 
     Returns:
@@ -61,22 +72,21 @@ def combine_runs(
         raise ConfigError(f"--how is one of {', '.join(WAYS)}; got {how!r}")
     if len(folders) < 2:
         raise ConfigError(f"at least two runs are combined, and got {len(folders)}")
-    require_free(out)
+    require_free(out, resumes=False)
     runs = [open_run(folder, device=device) for folder in folders]
+    results = [_result_of(folder) for folder in folders]
     _require_same_data(runs)
-    try:
-        model = WAYS[how]([run.flow for run in runs]).eval()
-    except ModelError as error:
-        raise ConfigError(f"these runs make no {how}: {error}") from None
+    model = _combined([run.flow for run in runs], how)
     options, dataset = runs[0].options, runs[0].data().to(resolve_device(device))
     with full_products():
         parts = report(model, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
-    results = [read_result(folder) for folder in folders]
     result = {
         **parts,
         "how": how,
         "runs": [str(folder) for folder in folders],
-        "seeds": [run.options.seed for run in runs],
+        "seeds": [
+            seed for found in results for seed in (found["seeds"] if "how" in found else [found["seed"]])
+        ],
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "seconds": round(sum(found["seconds"] for found in results), 3),
         "device": str(model.device),
@@ -86,6 +96,33 @@ def combine_runs(
     write_config(out, _options(options), model, dataset)
     save_tensors(out, "weights", model.state_dict())
     write_json(out / "result.json", result)
+    return result
+
+
+def _combined(models: Sequence[Trainable], how: str) -> Trainable:
+    """One model, in the widest of their types."""
+    widest = functools.reduce(torch.promote_types, (model.dtype for model in models))
+    try:
+        model = WAYS[how]([model.to(widest) for model in models]).eval()
+    except ModelError as error:
+        raise ConfigError(f"these runs make no {how}: {error}") from None
+    if not model.has_closed_form:
+        raise ConfigError(
+            "runs whose likelihood is exact are combined, of depth 1 and not autoregressive in u, and one of these has only a "
+            "bound"
+        )
+    return model
+
+
+def _result_of(folder: Path) -> dict[str, Any]:
+    """The result of a run, as far as it is needed here."""
+    result = read_result(folder)
+    lacking = [key for key in ("seconds", "seeds" if "how" in result else "seed") if key not in result]
+    lacking += [part for part in ("test", "validation") if part in result and "nll" not in result[part]]
+    if lacking:
+        raise CheckpointError(
+            f"{folder / 'result.json'} is damaged: {lacking[0]!r} is not there, or not whole; restore it, or train again"
+        )
     return result
 
 
@@ -102,6 +139,7 @@ def _require_same_data(runs: Sequence[Run]) -> None:
     for run in runs[1:]:
         if run.data_format != first.data_format:
             raise ConfigError(
-                f"runs on the same data are combined, and those of {run.folder} are not those of {first.folder}: give the "
-                "same --data, --validation, --test, --data-seed and --label to all"
+                f"runs on the same data are combined, and those of {run.folder} are not those of {first.folder}: the "
+                f"{difference_of_data(run.data_format, first.data_format)} is different; give the same --data, --validation, "
+                "--test, --data-seed and --label to all"
             )

@@ -29,12 +29,14 @@ def prepare_folder(out: Path) -> Path:
     return out
 
 
-def require_free(out: Path) -> None:
-    """Refuse a folder that holds anything, or a file in its place."""
+def require_free(out: Path, *, resumes: bool = True) -> None:
+    """Refuse a folder that holds anything, or a file in its place; the advice is for a command that `resumes` runs, or not."""
     if not (out.is_file() or (out.is_dir() and any(out.iterdir()))):
         return
     kind, hint = "is a file" if out.is_file() else "is not empty", ""
-    if (out / "config.json").exists():
+    if not resumes:
+        pass
+    elif (out / "config.json").exists():
         hint = "continue that run with --resume, or "
     elif holds_several(out):
         hint = "continue its runs with the command that began them and --resume, or "
@@ -73,8 +75,8 @@ def data_of_run(
     """The data that a run began with, loaded again unless given; other data are refused."""
     if options.layers is None and options.data != "mnist" and not Path(options.data).exists():
         raise ConfigError(
-            f"the run in {run} was made by fit() on data named {options.data!r}, which are no file here; "
-            "use xorflow.load and xorflow.evaluate in Python"
+            f"the run in {run} is of data named {options.data!r}, which are no file, seen from this folder; go to the folder "
+            "where they are or, if fit() was given them, use xorflow.load and xorflow.evaluate in Python"
         )
     if options.data != "mnist" and dataset is None and not Path(options.data).exists():
         raise ConfigError(
@@ -84,7 +86,7 @@ def data_of_run(
     dataset = dataset or build_data(options)
     came = _data_format(dataset)
     if came != kept:
-        changed = _difference(came, kept)
+        changed = difference_of_data(came, kept)
         raise ConfigError(
             f"the run in {run} needs the data it was trained on, and the {changed} of {options.data} is "
             "different now; restore the file, or train a new run"
@@ -92,10 +94,11 @@ def data_of_run(
     return dataset
 
 
-def _difference(came: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
+def difference_of_data(came: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
+    """In a word, what of their data tells two configurations apart."""
     key = next((key for key in came if came[key] != kept.get(key)), "format")
     if key == "description" and isinstance(kept.get(key), dict):
-        return _difference(came[key], kept[key])
+        return difference_of_data(came[key], kept[key])
     return {"codec": "set of categories", "train_sha256": "training part", "sha256": "held-out part"}.get(
         key, key
     )

@@ -183,8 +183,13 @@ def resume_run(
     """Go on with an interrupted run; a finished one returns its result."""
     if (run / "result.json").exists():
         _options_of_run(run, changes)
+        result = read_result(run)
+        if "how" in result:
+            raise ConfigError(
+                f"{run} combines other runs, and there is nothing to resume; see xorflow combine"
+            )
         drop_snapshots(run)
-        return read_result(run)
+        return result
     return complete_run(reopen_run(run, changes, observer, stop=stop))
 
 
@@ -392,7 +397,8 @@ def untrained(run: Run) -> Trainable:
     """The flow of a run as its training began; only for a run whose model its options describe."""
     if run.options.layers is None:
         raise ConfigError(
-            f"the run in {run.folder} was made by fit(), and how its flow began is not kept; take its trained weights"
+            f"the run in {run.folder} was made by fit(), or combines others, and how its flow began is not kept; take its "
+            "trained weights"
         )
     return started_flow(run.options, run.data()).eval()
 

@@ -129,6 +129,8 @@ def _conditioner_from_spec(
 
 
 def _part_to_spec(part: Conditioner | Transform) -> dict[str, Any]:
+    if isinstance(part, Committee):
+        return {"name": COMMITTEE, "members": [_part_to_spec(member) for member in part]}
     name = next((n for n, cls in PARTS.items() if cls is type(part)), type(part).__name__)
     return {"name": name} | part.config()
 
@@ -136,6 +138,8 @@ def _part_to_spec(part: Conditioner | Transform) -> dict[str, Any]:
 def _part_from_spec(spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]]) -> Any:
     arguments = dict(spec)
     name = arguments.pop("name")
+    if name == COMMITTEE:
+        return Committee([_part_from_spec(member, parts) for member in arguments["members"]])
     if name not in parts:
         raise CheckpointError(
             f"this run uses a part named {name!r}, which xorflow does not have; "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners import MLP, Coupling, Diagonal, SequenceConditioner
+from xorflow.conditioners import MLP, Diagonal, SequenceConditioner
 from xorflow.conditioners.base import Source
 from xorflow.data import Split
 from xorflow.errors import ConfigError
@@ -77,7 +77,7 @@ def start_from_data(flow: Trainable, train: Split) -> None:
             if isinstance(component, LatentFlow):
                 start_from_data(component, train)
         return
-    start = _start_couplings if isinstance(flow.layers[-1].conditioner, Coupling) else _start_orderings
+    start = _start_orderings if flow.layers[-1].conditioner.mask is None else _start_couplings
     for layer, taken in zip(flow.layers, start(flow, train), strict=True):
         _start_at_bayes(layer, flow.base, taken)
 
