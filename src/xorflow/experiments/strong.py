@@ -24,8 +24,7 @@ from xorflow.experiments.reproduction import Experiment
 from xorflow.experiments.rows import Variant
 from xorflow.experiments.scores import SAMPLES, draw_samples
 from xorflow.flows import Flow, LatentFlow, Mixture
-from xorflow.training import Options, open_run, report
-from xorflow.training.combine import WAYS
+from xorflow.training import Options, mixture_of, open_run, report
 from xorflow.training.devices import resolve_device
 from xorflow.training.products import full_products
 from xorflow.training.recipes import NONE as NO_RECIPE
@@ -79,19 +78,17 @@ class StrongRow:
 
 @dataclass(frozen=True)
 class CombinedRow:
-    """A row whose networks, of all of its seeds, are made one model.
+    """A row whose networks, of all of its seeds, are mixed with equal weights.
 
     Attributes:
         id: its name on the command line and in files.
         title: its name in tables.
         part: the row.
-        how: one of `training.combine.WAYS`.
     """
 
     id: str
     title: str
     part: str
-    how: str
 
     @property
     def trained(self) -> StrongRow:
@@ -115,19 +112,17 @@ STRONG_ROWS: tuple[StrongRow, ...] = (
         "transformer-pair",
         seeds=2,
     ),
+    StrongRow(
+        "transformer-four",
+        "four causal transformers: by rows and by columns, from either end",
+        "transformer-four",
+    ),
 )
 COMBINED_ROWS: tuple[CombinedRow, ...] = (
-    CombinedRow(
-        "transformer-committee",
-        "four causal transformers: both seeds of the two, in committees, one by rows and one by columns",
-        "transformer-pair",
-        "committee",
-    ),
     CombinedRow(
         "transformer-mixed",
         "four causal transformers: both seeds of the two, all mixed",
         "transformer-pair",
-        "mixture",
     ),
 )
 
@@ -354,7 +349,7 @@ def _require_current(row: CombinedRow, path: Path) -> None:
 
 def _combined(row: CombinedRow, folders: Sequence[Path], budget: Budget, device: str) -> dict[str, Any]:
     runs = [open_run(folder, device=str(resolve_device(device))) for folder in folders]
-    model = WAYS[row.how]([run.flow for run in runs]).eval()
+    model = mixture_of([run.flow for run in runs]).eval()
     dataset = runs[0].data().to(model.device)
     assert dataset.test is not None
     began = time.monotonic()

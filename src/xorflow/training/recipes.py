@@ -117,6 +117,23 @@ _ALL = (
         nll=77.59,
     ),
     Recipe(
+        "transformer-four",
+        1,
+        "Four causal transformers of 8 blocks of width 256, by rows and columns from either end, trained with Muon and mixed.",
+        _TRANSFORMER
+        | {
+            "mixture": "natural,columns,reversed,columns-reversed",
+            "shared": False,
+            "batch_size": 256,  # a quarter of it for each
+            "dropout": 0.1,
+            "weight_decay": 0.5,
+            "epochs": 56,
+            "lr": 1.5e-3,
+            "warmup": 500,
+            "validate_every": 14,
+        },
+    ),
+    Recipe(
         "transformer-cpu",
         2,
         "A causal transformer of 3 blocks of width 64 with rotary positions, trained with Muon.",
