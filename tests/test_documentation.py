@@ -140,7 +140,7 @@ def test_options_named_in_the_text_exist(xorflow_help: str) -> None:
 @pytest.fixture
 def xorflow_help(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", "200")
-    names = ("train", "evaluate", "sample", "score", "reproduce", "study")
+    names = ("train", "evaluate", "sample", "score", "combine", "reproduce", "study")
     for words in (["--help"], *([name, "--help"] for name in names)):
         run_command(["xorflow", *words], "help")
     return capfd.readouterr().out
@@ -157,6 +157,7 @@ def test_every_field_of_a_result_is_explained() -> None:
     first_cells = " ".join(re.findall(r"^\|([^|]*)\|", table, flags=re.MULTILINE))
     explained = set(re.findall(r"`(\w+)`", first_cells))
     elsewhere = {"samples", "ess", "elbo_nll", "apart"}  # of a bound, a posterior, several runs
+    elsewhere |= {"how", "runs", "seeds"}  # of combined ones
     assert explained == fields(result) | elsewhere
 
 

@@ -189,7 +189,7 @@ def test_a_run_from_python_is_read_by_the_command_line(tmp_path: Path, xorflow: 
     found = json.loads(xorflow("score", tmp_path / "run", "--data", data, "--json").out)
     expected = flow().log_prob(torch.from_numpy(np.load(data)).long())
     assert found["log_prob"] == pytest.approx(expected.tolist(), abs=1e-4)
-    assert "made by fit() on data named 'rows.npy'" in xorflow("evaluate", tmp_path / "run").refused()
+    assert "is of data named 'rows.npy', which are no file" in xorflow("evaluate", tmp_path / "run").refused()
     clash = xorflow("train", "--config", tmp_path / "run/config.json", "--hidden", 3, "--out", tmp_path / "b")
     assert "--hidden does not apply" in clash.refused()
 
