@@ -106,50 +106,37 @@ def test_cached_samples_are_those_of_whole_passes(conditioner: str, monkeypatch:
     assert torch.equal(flow.sample_with(noise), found)
 
 
+@torch.no_grad()
+def _assert_launched(flow: xf.LatentFlow, context: torch.Tensor | None = None) -> None:
+    """Captured steps give the very integers of whole passes, without a pass that mends them."""
+    noise = SampleNoise.draw(flow, torch.Size([8]), torch.Generator(CUDA).manual_seed(0))
+    net = flow.layers[0].conditioner
+    walk = net.incremental(8, context, 56)
+    assert walk is not None
+    order = torch.tensor(net.order, device=CUDA)
+    y = flow.base.sample(noise.base).double().index_select(1, order)
+    found = walk.at_once(y, noise.layers[:, 0].index_select(1, order))
+    assert found is not None, "steps are not captured"
+    with ways.only("passes"):
+        expected = flow.sample_with(noise, context)
+    assert torch.equal(found.long(), expected.index_select(1, order))
+
+
 @pytest.mark.parametrize("changes", [{}, {"rotary": True, "quiet": 0.01}, {"label": True}])
 def test_launched_steps_give_the_samples_of_whole_passes(changes: dict[str, Any]) -> None:
-    """In float64 the very integers, without a pass that mends them."""
-    trainer = _trainer(conditioner="transformer", precision="64-true", **changes)
-    flow = trainer.flow.double().eval()
-    noise = SampleNoise.draw(flow, torch.Size([8]), torch.Generator(CUDA).manual_seed(0))
+    flow = _trainer(conditioner="transformer", precision="64-true", **changes).flow.double().eval()
     context = torch.eye(10, device=CUDA, dtype=torch.float64)[:8] if changes.get("label") else None
-    net = flow.layers[0].conditioner
-    with torch.no_grad():
-        for _ in range(2):  # a second walk captures anew
-            walk = net.incremental(8, context, 56)
-            assert walk is not None
-            order = torch.tensor(net.order, device=CUDA)
-            y = flow.base.sample(noise.base).double().index_select(1, order)
-            found = walk.at_once(y, noise.layers[:, 0].index_select(1, order))
-            assert found is not None, "steps are not captured"
-            with ways.only("passes"):
-                expected = flow.sample_with(noise, context)
-            assert torch.equal(found.long(), expected.index_select(1, order))
+    for _ in range(2):  # a second walk captures anew
+        _assert_launched(flow, context)
 
 
 def test_a_committee_launches_the_steps_of_all_its_members() -> None:
-    flows = [
-        _trainer(
-            conditioner="transformer", precision="64-true", rotary=True, quiet=0.01, seed=seed
-        ).flow.double()
-        for seed in (0, 1)
-    ]
+    options = {"conditioner": "transformer", "precision": "64-true", "rotary": True, "quiet": 0.01}
+    flows = [_trainer(**options, seed=seed).flow.double() for seed in (0, 1)]
     with torch.no_grad():
         for parameter in flows[1].layers[0].conditioner.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    flow = xf.committee_of(flows).eval()
-    noise = SampleNoise.draw(flow, torch.Size([8]), torch.Generator(CUDA).manual_seed(0))
-    with ways.only("passes"):
-        expected = flow.sample_with(noise)
-    net = flow.layers[0].conditioner
-    with torch.no_grad():
-        walk = net.incremental(8, None, 56)
-        assert walk is not None
-        order = torch.tensor(net.order, device=CUDA)
-        y = flow.base.sample(noise.base).double().index_select(1, order)
-        found = walk.at_once(y, noise.layers[:, 0].index_select(1, order))
-    assert found is not None, "steps are not captured"
-    assert torch.equal(found.long(), expected.index_select(1, order))
+    _assert_launched(xf.committee_of(flows).eval())
 
 
 def test_a_hundred_samples_of_the_large_transformer_take_a_second() -> None:
