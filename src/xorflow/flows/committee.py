@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 
@@ -15,6 +16,12 @@ from xorflow.flows.layer import Layer
 from xorflow.flows.mixture import Mixture
 
 
+@overload
+def committee_of(models: Sequence[LatentFlow]) -> LatentFlow: ...
+@overload
+def committee_of(models: Sequence[Mixture]) -> Mixture: ...
+@overload
+def committee_of(models: Sequence[LatentFlow | Mixture]) -> LatentFlow | Mixture: ...
 def committee_of(models: Sequence[LatentFlow | Mixture]) -> LatentFlow | Mixture:
     """One model whose networks are committees of those of several, trained with different seeds, say.
 
