@@ -9,7 +9,7 @@ import pytest
 from command_line import Command
 from tiny_runs import read
 from xorflow.cli import main
-from xorflow.experiments.strong import COMBINED_ROWS, STRONG_ROWS
+from xorflow.experiments.strong import MIXED_ROWS, STRONG_ROWS
 from xorflow.report.strong import NOT_RUN, on_cores_block, strong_block, strong_headline_block
 
 SMOKE = ("strong", "--budget", "smoke", "--device", "cpu")
@@ -29,13 +29,13 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_table(smoke: Path) -> None:
     rows = {row["id"]: row for row in read(smoke / "out/table.json")["rows"]}
-    assert list(rows) == [row.id for row in (*STRONG_ROWS, *COMBINED_ROWS)]
+    assert list(rows) == [row.id for row in (*STRONG_ROWS, *MIXED_ROWS)]
     for row in rows.values():
         assert row.keys() >= KEYS
         assert row["kind"] == "exact"
         assert row["seeds"] == ([0, 1] if "pair" in (row["part"] or row["id"]) else [0])
         assert abs(row["bf16"]["difference"]) < 0.1
-    mixed, part = rows["transformer-mixed"], rows[COMBINED_ROWS[0].part]
+    mixed, part = rows["transformer-mixed"], rows[MIXED_ROWS[0].part]
     # a mixture of two loses at most log 2 to either
     assert mixed["nll"] < min(part["each"]["nll"]) + 0.7
     assert mixed["parameters"] == 2 * part["parameters"]
@@ -85,17 +85,17 @@ def test_a_second_time_there_is_nothing_to_do(smoke: Path, xorflow: Command) -> 
     assert "transformer-mixed" in said.out
 
 
-def test_a_combination_of_other_recipes_is_not_passed_off_as_one_of_these(
+def test_a_mixture_of_other_recipes_is_not_passed_off_as_one_of_these(
     smoke: Path, xorflow: Command, tmp_path: Path
 ) -> None:
     shutil.copytree(smoke / "out", tmp_path / "out")
     path = tmp_path / "out/runs/transformer-mixed.json"
     path.write_text(json.dumps(read(path) | {"recipe": "transformer-pair@0 x 2"}))
     refused = xorflow(*SMOKE, "--out", tmp_path / "out", "--work", smoke / "work").refused()
-    assert "combines transformer-pair@0 x 2, and row transformer-mixed now is transformer-pair@" in refused
+    assert "mixes transformer-pair@0 x 2, and row transformer-mixed now is transformer-pair@" in refused
 
 
-def test_a_combination_waits_for_its_parts(xorflow: Command, tmp_path: Path) -> None:
+def test_a_mixture_waits_for_its_parts(xorflow: Command, tmp_path: Path) -> None:
     said = xorflow(
         *SMOKE, "--rows", "made,transformer-mixed", "--out", tmp_path / "out", "--work", tmp_path / "work"
     )

@@ -77,7 +77,7 @@ def test_five_draws_of_mnist() -> None:
 
 
 def test_rows_by_name() -> None:
-    trained, combined = chosen_strong("transformer-mixed,made")
-    assert [row.id for row in (*trained, *combined)] == ["made", "transformer-mixed"]
+    trained, mixed = chosen_strong("transformer-mixed,made")
+    assert [row.id for row in (*trained, *mixed)] == ["made", "transformer-mixed"]
     with pytest.raises(ConfigError, match="--rows names rows of made, "):
         chosen_strong("")

@@ -16,8 +16,8 @@ from xorflow.experiments.strong import (
     STRONG,
     STRONG_BUDGETS,
     chosen_strong,
-    combine_rows,
     find_strong_budget,
+    mix_rows,
 )
 from xorflow.report import write_strong
 
@@ -58,7 +58,7 @@ def strong(
     given = {
         "rows": rows, "seeds": seeds, "budget": budget, "device": device, "jobs": jobs, "out": out, "work": work
     }  # fmt: skip
-    size, (trained, combined) = find_strong_budget(budget), chosen_strong(rows)
+    size, (trained, mixed) = find_strong_budget(budget), chosen_strong(rows)
     by_row = {row.id: row.seeds for row in trained}
     request = Request(
         rows=trained,
@@ -73,8 +73,8 @@ def strong(
         fewer=by_row if seeds is None else {},
     )
     outcomes = run_experiment(Reproduction(request), command_again("strong", given, _DEFAULTS))
-    write_strong(out)  # what is trained is safe, whatever becomes of combinations
-    waiting = combine_rows(combined, size, out, work, device)
+    write_strong(out)  # what is trained is safe, whatever becomes of the mixtures
+    waiting = mix_rows(mixed, size, out, work, device)
     table = write_strong(out)
     if table["rows"]:
         show_strong(Console(), table)

@@ -209,11 +209,11 @@ def _phases(selected: Rule, final: Rule) -> dict[str, Mapping[str, Rule]]:
 _REFERENCE: Mapping[str, Rule] = {
     "evaluation": record({"nll": NUMBER, "kind": TEXT, "stderr": optional(NUMBER), "samples": NOTHING})
 }
-_COMBINED: Mapping[str, Rule] = {**_MADE, "evaluation": _OF_STRONG, "samples": _SAMPLES}
+_MIXED: Mapping[str, Rule] = {**_MADE, "evaluation": _OF_STRONG, "samples": _SAMPLES}
 _FILES: Mapping[str, Mapping[str, Mapping[str, Rule]]] = {
     "reproduce": {**_phases(_OF_THE_PAPER, _OF_THE_PAPER), "reference": _REFERENCE},
     "depth": {**_phases(_OF_DEPTH, _OF_DEPTH), "reference": _REFERENCE},
-    "strong": {**_phases(record(_LIKELIHOOD), _OF_STRONG), "combined": _COMBINED},
+    "strong": {**_phases(record(_LIKELIHOOD), _OF_STRONG), "mixed": _MIXED},
 }
 """By command and phase."""
 

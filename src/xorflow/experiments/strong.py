@@ -1,7 +1,7 @@
 """Strong conditioners: which recipes are trained, and every likelihood of what they become.
 
-Each row is a named recipe of a flow of depth 1 with a learned base, whose likelihood is exact whatever its conditioner. Some
-are not trained: they combine the networks of others.
+Each row is a named recipe of a flow of depth 1 with a learned base, whose likelihood is exact whatever its conditioner. One row
+is not trained: it mixes the networks of others.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class StrongRow:
 
 
 @dataclass(frozen=True)
-class CombinedRow:
+class MixedRow:
     """A row whose networks, of all of its seeds, are mixed with equal weights.
 
     Attributes:
@@ -92,7 +92,7 @@ class CombinedRow:
 
     @property
     def trained(self) -> StrongRow:
-        """The row that it is made of."""
+        """The row that it mixes."""
         return next(row for row in STRONG_ROWS if row.id == self.part)
 
     @property
@@ -118,8 +118,8 @@ STRONG_ROWS: tuple[StrongRow, ...] = (
         "transformer-four",
     ),
 )
-COMBINED_ROWS: tuple[CombinedRow, ...] = (
-    CombinedRow(
+MIXED_ROWS: tuple[MixedRow, ...] = (
+    MixedRow(
         "transformer-mixed",
         "four causal transformers: both seeds of the two, all mixed",
         "transformer-pair",
@@ -187,15 +187,15 @@ def find_strong_budget(name: str) -> Budget:
     return found
 
 
-def chosen_strong(names: str | None) -> tuple[tuple[StrongRow, ...], tuple[CombinedRow, ...]]:
+def chosen_strong(names: str | None) -> tuple[tuple[StrongRow, ...], tuple[MixedRow, ...]]:
     """The rows that a comma-separated list names, those first that are trained; all of them for None.
 
     >>> [row.id for row in chosen_strong("recurrent,made")[0]]
     ['made', 'recurrent']
     """
     if names is None:
-        return STRONG_ROWS, COMBINED_ROWS
-    known = [row.id for row in (*STRONG_ROWS, *COMBINED_ROWS)]
+        return STRONG_ROWS, MIXED_ROWS
+    known = [row.id for row in (*STRONG_ROWS, *MIXED_ROWS)]
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:
@@ -204,7 +204,7 @@ def chosen_strong(names: str | None) -> tuple[tuple[StrongRow, ...], tuple[Combi
         )
     return (
         tuple(row for row in STRONG_ROWS if row.id in wanted),
-        tuple(row for row in COMBINED_ROWS if row.id in wanted),
+        tuple(row for row in MIXED_ROWS if row.id in wanted),
     )
 
 
@@ -306,16 +306,14 @@ def _seconds_of_samples(flow: LatentFlow | Mixture) -> float:
     return time.monotonic() - began
 
 
-# ---- what was trained, combined ----
+# ---- mixtures of what was trained ----
 
 
-def combine_rows(
-    rows: Sequence[CombinedRow], budget: Budget, out: Path, work: Path, device: str
-) -> list[str]:
-    """Evaluate the combinations whose parts are finished; the names of those that have to wait.
+def mix_rows(rows: Sequence[MixedRow], budget: Budget, out: Path, work: Path, device: str) -> list[str]:
+    """Evaluate the mixtures whose parts are finished; the names of those that have to wait.
 
     Args:
-        rows: the combinations.
+        rows: the mixtures.
         budget: of the runs.
         out: the folder of results.
         work: the folder of the runs, for their weights.
@@ -332,22 +330,22 @@ def combine_rows(
         if all(part.file(out).exists() for part in parts) and all(
             (f / "result.json").exists() for f in folders
         ):
-            write_run(path, _combined(row, folders, budget, device), STRONG.command, folders[0].parent)
+            write_run(path, _mixed(row, folders, budget, device), STRONG.command, folders[0].parent)
         else:
             waiting.append(row.id)
     return waiting
 
 
-def _require_current(row: CombinedRow, path: Path) -> None:
-    """A combination of other recipes than those of now is not passed off as theirs."""
-    before = read_json(path, "the result of a combination").get("recipe")
+def _require_current(row: MixedRow, path: Path) -> None:
+    """A mixture of other recipes than those of now is not passed off as theirs."""
+    before = read_json(path, "the result of a mixture").get("recipe")
     if before != row.recipe:
         raise ConfigError(
-            f"{path} combines {before}, and row {row.id} now is {row.recipe}: remove that file, or choose another --out"
+            f"{path} mixes {before}, and row {row.id} now is {row.recipe}: remove that file, or choose another --out"
         )
 
 
-def _combined(row: CombinedRow, folders: Sequence[Path], budget: Budget, device: str) -> dict[str, Any]:
+def _mixed(row: MixedRow, folders: Sequence[Path], budget: Budget, device: str) -> dict[str, Any]:
     runs = [open_run(folder, device=str(resolve_device(device))) for folder in folders]
     model = mixture_of([run.flow for run in runs]).eval()
     dataset = runs[0].data().to(model.device)
@@ -361,7 +359,7 @@ def _combined(row: CombinedRow, folders: Sequence[Path], budget: Budget, device:
         "version": RESULT_VERSION,
         "budget": budget.name,
         "row": row.id,
-        "phase": "combined",
+        "phase": "mixed",
         "seed": 0,
         "config": None,
         "recipe": row.recipe,
@@ -393,22 +391,22 @@ def strong_plan(budget: Budget) -> dict[str, Any]:
         }
         for row in STRONG_ROWS
     ]
-    combined = [
+    mixed = [
         {
             "id": row.id,
             "title": row.title,
             "recipe": row.recipe,
             "part": row.part,
-            "family": "combined",
+            "family": "mixed",
         }
-        for row in COMBINED_ROWS
+        for row in MIXED_ROWS
     ]
     return {
         "version": RESULT_VERSION,
         "experiment": "strong",
         "budget": budget.name,
         "words": budget.words,
-        "rows": [*trained, *combined],
+        "rows": [*trained, *mixed],
     }
 
 

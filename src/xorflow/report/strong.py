@@ -65,7 +65,7 @@ def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _finals(results: Results, planned: dict[str, Any]) -> list[dict[str, Any]]:
-    if planned["family"] == "combined":
+    if planned["family"] == "mixed":
         return [run for run in results.runs if run["row"] == planned["id"]]
     return results.of(planned["id"], _VARIANT, "final")
 
@@ -158,11 +158,11 @@ def _shown(results: Results, table: dict[str, Any]) -> tuple[str, dict[str, Any]
 
 
 def _best(results: Results, table: dict[str, Any]) -> dict[str, Any] | None:
-    """The row that is best on validation data, or the first combination that it is a part of."""
+    """The row that is best on validation data, or the mixture that it is a part of."""
 
     def level(row: dict[str, Any]) -> tuple[float, bool]:
         runs = results.of(row["part"] or row["id"], _VARIANT, "select")
-        # a combination before its part
+        # a mixture before its part
         return min((run["selection"]["nll"] for run in runs), default=float("inf")), row["part"] is None
 
     return min(table["rows"], key=level, default=None)

@@ -72,11 +72,12 @@ def combine_runs(
         raise ConfigError(f"--how is one of {', '.join(WAYS)}; got {how!r}")
     if len(folders) < 2:
         raise ConfigError(f"at least two runs are combined, and got {len(folders)}")
-    require_free(out, resumes=False)
+    require_free(out, resumes=False)  # before weights are read
     runs = [open_run(folder, device=device) for folder in folders]
     results = [_result_of(folder) for folder in folders]
     _require_same_data(runs)
     model = _combined([run.flow for run in runs], how)
+    prepare_folder(out, resumes=False)  # before the evaluation, which takes long
     options, dataset = runs[0].options, runs[0].data().to(resolve_device(device))
     with full_products():
         parts = report(model, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
@@ -92,7 +93,6 @@ def combine_runs(
         "device": str(model.device),
         "data": dataset.describe(),
     }
-    prepare_folder(out)
     write_config(out, _options(options), model, dataset)
     save_tensors(out, "weights", model.state_dict())
     write_json(out / "result.json", result)

@@ -15,9 +15,9 @@ from xorflow.training.step import Trainable
 from xorflow.training.storage import read_json, write_bytes, write_json
 
 
-def prepare_folder(out: Path) -> Path:
-    """A new folder for a run; one that holds anything is never written into."""
-    require_free(out)
+def prepare_folder(out: Path, *, resumes: bool = True) -> Path:
+    """A new folder for a run; one that holds anything is never written into. For `resumes` see `require_free`."""
+    require_free(out, resumes=resumes)
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_bytes(out / ".writable", b"")
@@ -33,14 +33,18 @@ def require_free(out: Path, *, resumes: bool = True) -> None:
     """Refuse a folder that holds anything, or a file in its place; the advice is for a command that `resumes` runs, or not."""
     if not (out.is_file() or (out.is_dir() and any(out.iterdir()))):
         return
-    kind, hint = "is a file" if out.is_file() else "is not empty", ""
-    if not resumes:
-        pass
-    elif (out / "config.json").exists():
-        hint = "continue that run with --resume, or "
-    elif holds_several(out):
-        hint = "continue its runs with the command that began them and --resume, or "
+    kind = "is a file" if out.is_file() else "is not empty"
+    hint = _how_to_go_on(out) if resumes else ""
     raise ConfigError(f"--out must be a new or an empty folder, and {out} {kind}: {hint}choose another --out")
+
+
+def _how_to_go_on(out: Path) -> str:
+    """The beginning of an advice, if a folder holds runs."""
+    if (out / "config.json").exists():
+        return "continue that run with --resume, or "
+    if holds_several(out):
+        return "continue its runs with the command that began them and --resume, or "
+    return ""
 
 
 def holds_several(folder: Path) -> bool:
