@@ -10,6 +10,7 @@ from xorflow.training.recipes import RECIPES
 
 TABLE = Path(__file__).parents[2] / "results/strong/table.json"
 TEN_MINUTES, ITS_NLL = 600, 77.80
+RECURRENT_NLL = 81
 BFLOAT16 = 0.02  # nats that rounded products may change a likelihood by
 SAMPLES, THEIR_SECONDS = 100, 10
 
@@ -39,6 +40,11 @@ def test_the_recipe_of_ten_minutes_reaches_its_figure_with_two_seeds(rows: dict[
     assert max(row["each"]["nll"]) <= ITS_NLL
     assert row["seconds"] <= TEN_MINUTES
     assert row["recipe"] == RECIPES["transformer-pair"].label
+
+
+def test_a_recurrent_network_reaches_its_figure(rows: dict[str, dict[str, Any]]) -> None:
+    assert rows["recurrent"]["nll"] <= RECURRENT_NLL
+    assert rows["recurrent"]["recipe"] == RECIPES["recurrent"].label
 
 
 def test_what_was_selected_on_validation_data_is_what_was_trained(rows: dict[str, dict[str, Any]]) -> None:
