@@ -17,6 +17,7 @@ from xorflow import (
     ConfigError,
     DataError,
     FactorisedBase,
+    Flow,
     Intractable,
     LatentFlow,
     Layer,
@@ -236,6 +237,40 @@ def test_exact_and_greedy(name):
     close(greedy.values, evaluate.exact(flow.greedy(), x, context).values)
     for found in (exact, greedy, evaluate.importance(flow, x, context, samples=2)):
         assert bool((found.values <= -flow.base.floor() + 1e-12).all())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_models_that_share_layers_are_evaluated_as_each_by_itself(name):
+    flow = zoo.make(name)
+    x, context = all_states(flow.states.sizes), zoo.context(flow)
+    other = FactorisedBase(flow.features, 0.7, categories=flow.states.sizes).double()
+    models = [flow, flow.greedy(), Flow(flow.layers, other)]
+    together = evaluate.exact_each(models, x, context, batch_size=5)
+    for model, found in zip(models, together, strict=True):
+        assert torch.equal(found.values, evaluate.exact(model, x, context, batch_size=5).values)
+
+
+def test_a_shared_layer_is_evaluated_once():
+    parts = [
+        LatentFlow([Layer(MADE(3, hidden=(8,), order=order))], FactorisedBase(3)).double()
+        for order in ("natural", "reversed")
+    ]
+    mixture = Mixture(parts).double()
+    passes = []
+    for part in parts:
+        part.layers[0].conditioner.register_forward_hook(lambda *_: passes.append(1))
+    x = all_states((2,) * 3)
+    values = [found.values for found in evaluate.exact_each([mixture, *parts, mixture.greedy()], x)]
+    assert len(passes) == len(parts)
+    close(values[0], torch.logaddexp(values[1], values[2]) - math.log(2))
+    evaluate.layer_use(parts[0], x)
+    assert len(passes) == len(parts) + 1
+
+
+def test_models_that_take_other_rows_are_not_evaluated_together():
+    flows = [LatentFlow([Layer(MADE(d, hidden=(8,)))], FactorisedBase(d)) for d in (3, 4)]
+    with pytest.raises(ModelError, match="evaluate each of them by itself"):
+        evaluate.exact_each(flows, torch.zeros(2, 3, dtype=torch.int64))
 
 
 def test_greedy_reads_the_generator_alone():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from xorflow import _kernels
 from xorflow._math import philox_uniforms
 from xorflow.data import Batch, Split, validate
-from xorflow.errors import ConfigError, DataError
+from xorflow.errors import ConfigError, DataError, ModelError
 from xorflow.flows import Flow, LatentFlow, Mixture
 from xorflow.flows.distribution import Model
 from xorflow.flows.stack import GREEDY
@@ -105,12 +105,52 @@ def exact(
     Raises:
         Intractable: where there is no exact value; the message names what to call instead.
     """
-    values = []
-    rows = rows_at_a_time(flow, memory, batch_size)
-    with torch.autocast(flow.device.type, dtype=autocast, enabled=autocast is not None):
-        for batch in _batches(flow, data, context, rows):
-            values.append(flow.log_likelihood(flow.encode(batch.x), batch.context))
-    return LogLikelihood(torch.cat(values), "exact", flow.features)
+    return exact_each([flow], data, context, batch_size=batch_size, memory=memory, autocast=autocast)[0]
+
+
+@torch.no_grad()
+def exact_each(
+    flows: Sequence[Flow | LatentFlow | Mixture],
+    data: Split | Tensor,
+    context: Tensor | None = None,
+    *,
+    batch_size: int | None = None,
+    memory: int | None = None,
+    autocast: torch.dtype | None = None,
+) -> list[LogLikelihood]:
+    """`exact` of several models on the same data; a first layer that several of them share is evaluated once.
+
+    So it is in a flow and its deterministic reading, on its own base or on another, and in a mixture and its components.
+
+    Args:
+        flows: models over the same space, on one device and of one type.
+        data: see `exact`, like all that follow.
+        context: (N, C), if `data` is a tensor.
+        batch_size: rows at a time, at most.
+        memory: at most about how many bytes a pass takes.
+        autocast: compute the networks' products in this type.
+    """
+    first = flows[0]
+    for other in flows[1:]:
+        _check_alike(first, other)
+    values: list[list[Tensor]] = [[] for _ in flows]
+    rows = min(rows_at_a_time(flow, memory, batch_size) for flow in flows)
+    with torch.autocast(first.device.type, dtype=autocast, enabled=autocast is not None):
+        for batch in _batches(first, data, context, rows):
+            start = first.start(first.encode(batch.x), remember=len(flows) > 1)
+            for flow, found in zip(flows, values, strict=True):
+                found.append(flow.log_likelihood(start, batch.context))
+    return [LogLikelihood(torch.cat(found), "exact", first.features) for found in values]
+
+
+def _check_alike(first: Model, other: Model) -> None:
+    """Raise unless both take the same encoded rows."""
+    for what in ("states", "context_features", "dtype", "device"):
+        if getattr(first, what) != getattr(other, what):
+            raise ModelError(
+                f"models that are evaluated together have the same categories, context, type and device, and their {what} "
+                "differ; evaluate each of them by itself"
+            )
 
 
 def greedy(
@@ -237,8 +277,9 @@ def layer_use(
     for index, batch in enumerate(_batches(flow, data, context, most)):
         x, rows = flow.encode(batch.x), (index * most, len(batch.x))
         noise = _noise(flow, seed, (0, 1), rows, len(data), flow.depth)[0]
-        drawn = flow.run(x, draws=noise, context=batch.context)
-        hard = flow.run(x, draws=GREEDY, context=batch.context)
+        start = flow.start(x, remember=True)
+        drawn = flow.run(start, draws=noise, context=batch.context)
+        hard = flow.run(start, draws=GREEDY, context=batch.context)
         # a network that sees nothing has logits without rows
         shape = (len(x), flow.depth, flow.features)
         entropies = torch.stack(torch.broadcast_tensors(*(n.entropy() for n in drawn.generator)), -2)

@@ -9,6 +9,7 @@ from xorflow.bases import FactorisedBase
 from xorflow.flows.distribution import FlowDistribution
 from xorflow.flows.sampling import SampleNoise, invert
 from xorflow.flows.stack import GREEDY, Stack
+from xorflow.flows.trace import Point
 
 
 class Flow(Stack):
@@ -31,8 +32,8 @@ class Flow(Stack):
         """The distribution of x, given `context`, as a `torch.distributions.Distribution`."""
         return FlowDistribution(self, context)
 
-    def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """Exact log p(x) in nats for encoded x, (...)."""
+    def log_likelihood(self, x: Tensor | Point, context: Tensor | None = None) -> Tensor:
+        """Exact log p(x) in nats for encoded x, or its start, (...)."""
         end = self.run(x, draws=GREEDY, context=context).end
         return self.base.log_prob(end.state).double().sum(-1)
 

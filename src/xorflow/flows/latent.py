@@ -84,11 +84,12 @@ class LatentFlow(Stack):
         assert isinstance(nodes, BinaryNodes)
         return expected_total(nodes.logits, chances.to(nodes.logits.dtype), self.base.logits)
 
-    def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """Exact log p(x) in nats for encoded x, (B,): closed form at depth 1, enumeration in small spaces."""
+    def log_likelihood(self, x: Tensor | Point, context: Tensor | None = None) -> Tensor:
+        """Exact log p(x) in nats for encoded x, or its start, (B,): closed form at depth 1, enumeration in small spaces."""
+        point = x if isinstance(x, Point) else self.start(x)
         if self.has_closed_form:
-            return self.log_marginal(self.start(x), context).double().sum(-1)
-        return self._enumerated(x, context)
+            return self.log_marginal(point, context).double().sum(-1)
+        return self._enumerated(point.x, context)
 
     def _enumerated(self, x: Tensor, context: Tensor | None) -> Tensor:
         stop = self.depth - 1 if self.last_layer_summable else self.depth

@@ -68,7 +68,11 @@ class Layer(nn.Module):
 
     def generator_nodes(self, point: Point, context: Tensor | None, own: Tensor | None = None) -> Nodes:
         """p(u | what it sees) at a point of the pass; `own` is u itself, for a layer that sees it."""
-        return self._nodes(self.conditioner, point.inputs(own), context)
+        if point.known is None or own is not None:
+            return self._nodes(self.conditioner, point.inputs(own), context)
+        if self not in point.known:
+            point.known[self] = self._nodes(self.conditioner, point.inputs(None), context)
+        return point.known[self]
 
     def posterior_nodes(self, point: Point, context: Tensor | None, generator: Nodes | None = None) -> Nodes:
         """q(u | what it sees) at a point of the pass; `generator` are p's nodes there, if they are known already."""

@@ -138,9 +138,9 @@ class Mixture(nn.Module):
         """Integers to the networks' floats."""
         return self.first.encode(x)
 
-    def start(self, x: Tensor) -> Point:
-        """The beginning of each component's pass, from encoded data."""
-        return self.first.start(x)
+    def start(self, x: Tensor, remember: bool = False) -> Point:
+        """The beginning of each component's pass, from encoded data; see `LatentFlow.start`."""
+        return self.first.start(x, remember)
 
     def greedy(self) -> Mixture:
         """The mixture of the components' deterministic readings, with these very weights; exact at any depth."""
@@ -161,8 +161,8 @@ class Mixture(nn.Module):
         """(M,)."""
         return torch.log_softmax(self.logits, 0)
 
-    def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """Exact log p(x) in nats for encoded x, (B,); `Intractable` where that of a component is."""
+    def log_likelihood(self, x: Tensor | Point, context: Tensor | None = None) -> Tensor:
+        """Exact log p(x) in nats for encoded x, or its start, (B,); `Intractable` where that of a component is."""
         parts = []
         for number, component in enumerate(self, 1):
             try:

@@ -106,9 +106,15 @@ class Stack(nn.Module):
         """Integers to the networks' floats."""
         return self.states.encode(x, self.dtype)
 
-    def start(self, x: Tensor) -> Point:
-        """The beginning of a pass, from encoded data."""
-        return Point(x=x, state=x)
+    def start(self, x: Tensor, remember: bool = False) -> Point:
+        """The beginning of a pass, from encoded data.
+
+        Args:
+            x: encoded data.
+            remember: whether it keeps what the first layer finds, so that several passes from here, with the same context,
+                evaluate its network once.
+        """
+        return Point(x=x, state=x, known={} if remember else None)
 
     def run(
         self,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xorflow._states import Alphabet
 from xorflow.conditioners.base import Source
@@ -21,12 +21,15 @@ class Point:
         state: the running state x^(l).
         previous: u^(l), the choice of the layer just applied (`None` before the first).
         layer: how many layers have been applied.
+        known: by layer, the generator's nodes here, kept for other readings of the same layers with the same context; `None`
+            keeps nothing.
     """
 
     x: Tensor
     state: Tensor
     previous: Tensor | None = None
     layer: int = 0
+    known: dict[nn.Module, Nodes] | None = field(default=None, repr=False, compare=False)
 
     def inputs(self, own: Tensor | None) -> dict[Source, Tensor]:
         """By source, what a conditioner can ask for here."""

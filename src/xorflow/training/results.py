@@ -22,10 +22,16 @@ def likelihood(
     flow: Trainable, split: Split, samples: int, seed: int = 0, memory: int | None = None
 ) -> LogLikelihood:
     """The best likelihood there is: exact if in closed form, otherwise the importance-sampled bound."""
-    if isinstance(flow, Mixture) or flow.has_closed_form:
+    if _is_exact(flow):
         return evaluate.exact(flow, split, memory=memory)
+    assert isinstance(flow, LatentFlow)
     proposal = "q" if flow.has_posterior else "p"
     return evaluate.importance(flow, split, samples=samples, seed=seed, proposal=proposal, memory=memory)
+
+
+def _is_exact(flow: Trainable) -> bool:
+    """Whether its likelihood is one pass; in a mixture, always: nothing else can be trained."""
+    return isinstance(flow, Mixture) or flow.has_closed_form
 
 
 def refitted(
@@ -76,11 +82,15 @@ def _report_split(
     flow: Trainable, refit: Flow | Mixture, split: Split, samples: int, precision: str, memory: int | None
 ) -> dict[str, Any]:
     parts = [part for part in flow if isinstance(part, LatentFlow)] if isinstance(flow, Mixture) else [flow]
-    greedy = evaluate.greedy(flow, split, memory=memory)
-    refitted_likelihood = evaluate.exact(refit, split, memory=memory)
+    readings = [flow.greedy(), refit]
+    if _is_exact(flow):
+        best, greedy, refitted_likelihood = evaluate.exact_each([flow, *readings], split, memory=memory)
+    else:
+        greedy, refitted_likelihood = evaluate.exact_each(readings, split, memory=memory)
+        best = likelihood(flow, split, samples, memory=memory)
     with rounded_products(flow.device, precision):
         uses = [use for part in parts for use in evaluate.layer_use(part, split, memory=memory)]
-    found = likelihood(flow, split, samples, memory=memory).summary() | {
+    found = best.summary() | {
         "greedy_nll": greedy.nll,
         "greedy_stderr": greedy.stderr,
         "refit_nll": refitted_likelihood.nll,
