@@ -51,7 +51,7 @@ def test_the_table(smoke: Path) -> None:
 
 def test_the_front_page_shows_every_row_and_the_best_ones_samples(smoke: Path, tmp_path: Path) -> None:
     results = Path(__file__).parents[2] / "results"
-    shutil.copytree(results / "transformer-cpu", tmp_path / "transformer-cpu")
+    shutil.copytree(results / "recurrent-cpu", tmp_path / "recurrent-cpu")
     assert strong_block(tmp_path) == NOT_RUN
     shutil.copy(results / "published.json", tmp_path)
     table = read(smoke / "out/table.json")

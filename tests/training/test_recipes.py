@@ -62,9 +62,9 @@ def test_the_recipes_for_a_gpu_have_their_figures() -> None:
 
 
 def test_the_recipe_for_two_cores_has_its_figures() -> None:
-    folder = Path(__file__).parents[2] / "results/transformer-cpu"
+    folder = Path(__file__).parents[2] / "results/recurrent-cpu"
     result, cost = read(folder / "result.json"), read(folder / "cost.json")
-    recipe = RECIPES["transformer-cpu"]
+    recipe = RECIPES["recurrent-cpu"]
     assert recipe.machine == "two cores"
     assert recipe.nll == pytest.approx(result["test"]["nll"], abs=0.05)
     assert recipe.minutes == pytest.approx(result["seconds"] / 60, abs=0.5)

@@ -201,9 +201,9 @@ def _published(results: Path) -> str:
 
 def on_cores_block(results: Path) -> str:
     """What the recipe for machines without a GPU reached, and what it cost."""
-    folder = results / "transformer-cpu"
-    result = read_json(folder / "result.json", "the result of transformer-cpu")
-    cost = read_json(folder / "cost.json", "the cost of transformer-cpu")
+    folder = results / "recurrent-cpu"
+    result = read_json(folder / "result.json", "the result of recurrent-cpu")
+    cost = read_json(folder / "cost.json", "the cost of recurrent-cpu")
     test, validation = result["test"], result["validation"]
     images = result["data"]["sizes"]["train"]
     return (
