@@ -267,10 +267,24 @@ def test_a_shared_layer_is_evaluated_once():
     assert len(passes) == len(parts) + 1
 
 
+def test_what_is_remembered_of_a_mixture_is_counted():
+    parts = [LatentFlow([Layer(MADE(3, hidden=(8,)))], FactorisedBase(3)).double() for _ in range(5)]
+    mixture, x = Mixture(parts).double(), all_states((2,) * 3)
+    of_one = bytes_of_a_draw(parts[0], 1)
+    evaluate.exact(mixture, x, memory=of_one)
+    evaluate.exact_each([parts[0], parts[0].greedy()], x, memory=of_one)  # the one pass has its logits
+    enough = of_one + 4 * 3 * 8  # four others' logits of three features
+    evaluate.exact_each([mixture, mixture.greedy()], x, memory=enough)
+    with pytest.raises(ConfigError, match=f"allow at least {enough:,}$"):
+        evaluate.exact_each([mixture, mixture.greedy()], x, memory=enough - 1)
+
+
 def test_models_that_take_other_rows_are_not_evaluated_together():
     flows = [LatentFlow([Layer(MADE(d, hidden=(8,)))], FactorisedBase(d)) for d in (3, 4)]
     with pytest.raises(ModelError, match="evaluate each of them by itself"):
         evaluate.exact_each(flows, torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(ModelError, match="give at least one"):
+        evaluate.exact_each([], torch.zeros(2, 3, dtype=torch.int64))
 
 
 def test_greedy_reads_the_generator_alone():

@@ -130,11 +130,14 @@ def exact_each(
         memory: at most about how many bytes a pass takes.
         autocast: compute the networks' products in this type.
     """
+    if not flows:
+        raise ModelError("models are evaluated together, and none were given; give at least one")
     first = flows[0]
     for other in flows[1:]:
         _check_alike(first, other)
     values: list[list[Tensor]] = [[] for _ in flows]
-    rows = min(rows_at_a_time(flow, memory, batch_size) for flow in flows)
+    kept = _kept_of_a_row(flows) if len(flows) > 1 else 0
+    rows = min(rows_at_a_time(flow, memory, batch_size, kept) for flow in flows)
     with torch.autocast(first.device.type, dtype=autocast, enabled=autocast is not None):
         for batch in _batches(first, data, context, rows):
             start = first.start(first.encode(batch.x), remember=len(flows) > 1)
@@ -325,8 +328,10 @@ def _weigh(
     return found
 
 
-def rows_at_a_time(flow: Flow | LatentFlow | Mixture, memory: int | None, at_most: int | None = None) -> int:
-    """How many rows pass at once within `memory` bytes, at most `at_most`.
+def rows_at_a_time(
+    flow: Flow | LatentFlow | Mixture, memory: int | None, at_most: int | None = None, kept: int = 0
+) -> int:
+    """How many rows pass at once within `memory` bytes, at most `at_most`; `kept` bytes of each are there beside its pass.
 
     Without either: a number that leaves a CPU's caches room, and on CUDA as many as fill the device, for whose launches fewer
     rows would only wait.
@@ -338,16 +343,26 @@ def rows_at_a_time(flow: Flow | LatentFlow | Mixture, memory: int | None, at_mos
     if memory is not None:
         return min(
             at_most or (_ROWS_ON_CUDA if on_cuda else _ROWS),
-            _fitting(memory, _of_a_row(flow), "a pass of one row"),
+            _fitting(memory, _of_a_row(flow) + kept, "a pass of one row"),
         )
     if at_most is not None or not on_cuda:
         return at_most or _ROWS
-    return max(_ROWS, min(_ROWS_ON_CUDA, 2**31 // _of_a_row(flow)))
+    return max(_ROWS, min(_ROWS_ON_CUDA, 2**31 // (_of_a_row(flow) + kept)))
 
 
 def _of_a_row(flow: Flow | LatentFlow | Mixture) -> int:
-    parts = list(flow) if isinstance(flow, Mixture) else [flow]
-    return max(bytes_of_a_draw(part, part.depth) for part in parts)
+    return max(bytes_of_a_draw(part, part.depth) for part in _components(flow))
+
+
+def _kept_of_a_row(flows: Sequence[Flow | LatentFlow | Mixture]) -> int:
+    """What remembered first layers take beside the pass of one of them: the logits of all others."""
+    layers = {part.layers[0] for flow in flows for part in _components(flow)}
+    widths = [layer.transform.choices.flat for layer in layers]
+    return torch.finfo(flows[0].dtype).bits // 8 * (sum(widths) - max(widths))
+
+
+def _components(flow: Flow | LatentFlow | Mixture) -> list[Flow | LatentFlow]:
+    return list(flow) if isinstance(flow, Mixture) else [flow]
 
 
 def _fitting(memory: int, of_one: int, what: str) -> int:
