@@ -27,9 +27,10 @@ from xorflow import (
     evaluate,
 )
 from xorflow._math import philox_uniforms
+from xorflow._memory import bytes_of_a_draw, rows_at_a_time
 from xorflow.conditioners import Conditioner, Source
 from xorflow.data import Split
-from xorflow.evaluate import _IMPORTANCE_STREAM, _log_weights, bytes_of_a_draw
+from xorflow.evaluate import _IMPORTANCE_STREAM, _log_weights
 
 SMALL = ["D2", "K3 posterior", "D3 posterior", "D2 depth 3", "D3 depth 2 posterior", "chain posterior",
          "coupling D2", "K 3, 1, 2 own", "D2 depth 2 context", "affine K3 posterior"]  # fmt: skip
@@ -200,9 +201,9 @@ def test_a_mixture_takes_what_its_largest_component_takes():
     of_one = bytes_of_a_draw(large, 1)
     assert of_one > bytes_of_a_draw(small, 1)
     mixture = Mixture([small, large])
-    assert evaluate.rows_at_a_time(mixture, 5 * of_one, 100) == 5
-    assert evaluate.rows_at_a_time(mixture, 500 * of_one, 100) == 100
-    assert evaluate.rows_at_a_time(mixture, None, 100) == 100
+    assert rows_at_a_time(mixture, 5 * of_one, 100) == 5
+    assert rows_at_a_time(mixture, 500 * of_one, 100) == 100
+    assert rows_at_a_time(mixture, None, 100) == 100
 
 
 @pytest.mark.parametrize("proposal", ["p", "q"])

@@ -9,10 +9,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from xorflow import _kernels
 from xorflow._math import philox_uniforms
+from xorflow._memory import bytes_of_a_draw, fitting, kept_of_a_row, rows_at_a_time
 from xorflow.data import Batch, Split, validate
 from xorflow.errors import ConfigError, DataError, ModelError
 from xorflow.flows import Flow, LatentFlow, Mixture
@@ -23,9 +24,6 @@ Kind = Literal["exact", "lower bound"]
 
 _DRAWS_AT_A_TIME = 16
 """Of a row, if memory allows: the first layer's network sees no draw, and is evaluated once for all of them."""
-
-_ROWS, _ROWS_ON_CUDA = 2000, 2**14
-"""That pass at once."""
 
 _IMPORTANCE_STREAM = 4
 """Which of a seed's sequences importance sampling draws from; the data sets use the first ones."""
@@ -136,7 +134,7 @@ def exact_each(
     for other in flows[1:]:
         _check_alike(first, other)
     values: list[list[Tensor]] = [[] for _ in flows]
-    kept = _kept_of_a_row(flows) if len(flows) > 1 else 0
+    kept = kept_of_a_row(flows) if len(flows) > 1 else 0
     rows = min(rows_at_a_time(flow, memory, batch_size, kept) for flow in flows)
     with torch.autocast(first.device.type, dtype=autocast, enabled=autocast is not None):
         for batch in _batches(first, data, context, rows):
@@ -312,7 +310,7 @@ def _weigh(
         memory = 2**28 if flow.device.type == "cpu" else 2**31
         most = max(1, memory // bytes_of_a_draw(flow, stop))
     else:
-        most = _fitting(memory, bytes_of_a_draw(flow, stop), "one draw of one row")
+        most = fitting(memory, bytes_of_a_draw(flow, stop), "one draw of one row")
     total = len(data)
     rows = max(1, min(total, 1024, most // _DRAWS_AT_A_TIME))
     chunk = min(samples, max(1, most // rows))
@@ -326,91 +324,6 @@ def _weigh(
             weights.add(_log_weights(flow, x, seen, noise, stop, proposal))
         found.append(weights)
     return found
-
-
-def rows_at_a_time(
-    flow: Flow | LatentFlow | Mixture, memory: int | None, at_most: int | None = None, kept: int = 0
-) -> int:
-    """How many rows pass at once within `memory` bytes, at most `at_most`; `kept` bytes of each are there beside its pass.
-
-    Without either: a number that leaves a CPU's caches room, and on CUDA as many as fill the device, for whose launches fewer
-    rows would only wait.
-
-    Raises:
-        ConfigError: if one row takes more.
-    """
-    on_cuda = flow.device.type == "cuda"
-    if memory is not None:
-        return min(
-            at_most or (_ROWS_ON_CUDA if on_cuda else _ROWS),
-            _fitting(memory, _of_a_row(flow) + kept, "a pass of one row"),
-        )
-    if at_most is not None or not on_cuda:
-        return at_most or _ROWS
-    return max(_ROWS, min(_ROWS_ON_CUDA, 2**31 // (_of_a_row(flow) + kept)))
-
-
-def _of_a_row(flow: Flow | LatentFlow | Mixture) -> int:
-    return max(bytes_of_a_draw(part, part.depth) for part in _components(flow))
-
-
-def _kept_of_a_row(flows: Sequence[Flow | LatentFlow | Mixture]) -> int:
-    """What remembered first layers take beside the pass of one of them: the logits of all others."""
-    layers = {part.layers[0] for flow in flows for part in _components(flow)}
-    widths = [layer.transform.choices.flat for layer in layers]
-    return torch.finfo(flows[0].dtype).bits // 8 * (sum(widths) - max(widths))
-
-
-def _components(flow: Flow | LatentFlow | Mixture) -> list[Flow | LatentFlow]:
-    return list(flow) if isinstance(flow, Mixture) else [flow]
-
-
-def _fitting(memory: int, of_one: int, what: str) -> int:
-    """How many fit; at least one must."""
-    if memory < of_one:
-        raise ConfigError(
-            f"{what} takes about {of_one:,} bytes, and memory allows {memory:,}; allow at least {of_one:,}"
-        )
-    return memory // of_one
-
-
-def bytes_of_a_draw(flow: Flow | LatentFlow, stop: int) -> int:
-    """About what the draws of one row take, from noise to weight, where `stop` layers are drawn.
-
-    For each number of a row: the noise, and in each layer what it became, logits and probabilities among it, until the trace is
-    weighed; measured on traces of depth 1 and 4. And twice the widest output inside a network: what it was made from is there,
-    too. One-hot choices meet one-hot states in a table of all pairs.
-    """
-    number = torch.finfo(flow.dtype).bits // 8
-    width = max(layer.transform.choices.flat for layer in flow.layers)
-    pairs = 0 if flow.states.binary else 3 * width * flow.states.width
-    return number * (width * (8 + 13 * max(stop, 1)) + pairs + 2 * _widest_output(flow))
-
-
-def _widest_output(flow: Flow | LatentFlow) -> int:
-    """Of all modules inside the networks, for one row."""
-    found = [0]
-
-    def look(module: nn.Module, inputs: object, output: object) -> None:
-        del module, inputs
-        if isinstance(output, Tensor):
-            found.append(output.numel())
-
-    networks = [n for layer in flow.layers for n in (layer.conditioner, layer.posterior) if n is not None]
-    hooks = [module.register_forward_hook(look) for network in networks for module in network.modules()]
-    try:
-        row = torch.zeros(1, flow.features, dtype=torch.int64, device=flow.device)
-        context = torch.zeros(1, flow.context_features, dtype=flow.dtype, device=flow.device)
-        proposal = "q" if flow.has_posterior else "p"
-        with torch.no_grad():  # blocks that are compiled where gradients are taken run as they are
-            flow.run(
-                flow.encode(row), draws=GREEDY, context=context if flow.context_features else None,
-                proposal=proposal,
-            )  # fmt: skip
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return max(found)
 
 
 def _log_weights(

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from xorflow import evaluate
+from xorflow._memory import rows_at_a_time
 from xorflow.bases import FactorisedBase
 from xorflow.data import Dataset, Split
 from xorflow.evaluate import LogLikelihood
@@ -48,7 +49,7 @@ def _refitted(flow: LatentFlow, train: Split, memory: int | None) -> Flow:
     hard = train.frozen(_TRAIN_DRAW) if train.stochastic else train
     greedy = flow.greedy()
     context = hard.context if flow.context_features else None
-    rows = evaluate.rows_at_a_time(greedy, memory)
+    rows = rows_at_a_time(greedy, memory)
     return Flow(greedy.layers, refit_base(greedy, hard.values, context, batch_size=rows))
 
 
