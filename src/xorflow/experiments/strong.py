@@ -116,6 +116,7 @@ STRONG_ROWS: tuple[StrongRow, ...] = (
         "transformer-four",
         "four causal transformers: by rows and by columns, from either end",
         "transformer-four",
+        seeds=2,
     ),
 )
 MIXED_ROWS: tuple[MixedRow, ...] = (
