@@ -9,9 +9,11 @@ import torch
 import xorflow as xf
 from limits import LIMIT, sampling_limit
 from measures import Setup, measure
-from models import new_flow
-from references import D_PASSES, WAYS, ZUKO, sample_by, sequential_sample, zuko_flow, zuko_sampler
+from models import new_flow, recipe_flow
+from references import D_PASSES, WAYS, ZUKO, recomputed, sample_by, sequential_sample, zuko_flow, zuko_sampler
 from timing import Figure, alternate, faster_than, within
+from xorflow.conditioners import Source
+from xorflow.experiments.strong import components_of
 from xorflow.flows import SampleNoise
 
 _TRIALS = 6
@@ -66,6 +68,34 @@ def _against_zuko(id: str, ours: float, batch: int, device: torch.device) -> lis
     return [faster_than(id, ours, ZUKO, spent, note="a continuous flow, untrained")]
 
 
+def _by_steps(id: str, recipe: str, batch: int, device: torch.device, *, at_most: float) -> Figure:
+    """Samples by the steps of a recipe's networks, as many by each of its components, against whole passes."""
+    parts = components_of(recipe_flow(recipe, device))
+    noises = [_noise(part, batch // len(parts)) for part in parts]
+    made = [part.sample_with(noise) for part, noise in zip(parts, noises, strict=True)]
+
+    def sample() -> None:
+        for part, noise in zip(parts, noises, strict=True):
+            part.sample_with(noise)
+
+    @torch.inference_mode()
+    def one_pass_each() -> None:
+        for part, x in zip(parts, made, strict=True):
+            part.layers[0].conditioner({Source.STATE: part.encode(x)})
+
+    times = alternate({"ours": sample, "pass": one_pass_each}, device, rounds=3, warm_up=0)
+    different = sum(
+        int((x != recomputed(part, noise, x)).sum())
+        for part, noise, x in zip(parts, noises, made, strict=True)
+    )
+    features = parts[0].features
+    note = (
+        f"recipe {recipe}, untrained; the reference is one pass of {batch} rows times {features}; {different} of "
+        f"{batch * features:,} pixels differ from those of a whole pass"
+    )
+    return within(id, times["ours"], D_PASSES, times["pass"] * features, at_most=at_most, note=note)
+
+
 def _ids(prefix: str, *batches: int) -> list[str]:
     return [f"{prefix}-{batch}-{way}" for batch in batches for way in WAYS]
 
@@ -98,6 +128,18 @@ def sampling_cpu(setup: Setup) -> list[Figure]:
         *_against_ways("sampling-cpu", flow, (1, 64, 1024), _TRAINED),
         *_against_ways("sampling-cpu-small", setup.small_flow, (1, 64, 1024), _SMALL),
         *_against_ways("sampling-cpu-depth-4", new_flow(784, 4, device), (1, 64), _DEEP),
+    ]
+
+
+_RECIPES_CPU = ("recurrent-cpu", "recurrent", "transformer-pair", "transformer-four")
+
+
+@measure("cpu", *(f"sampling-cpu-{recipe}-100" for recipe in _RECIPES_CPU))
+def sampling_recipes_cpu(setup: Setup) -> list[Figure]:
+    """100 images of networks that keep their state, or their keys and values, from feature to feature."""
+    return [
+        _by_steps(f"sampling-cpu-{recipe}-100", recipe, 100, setup.device, at_most=90)
+        for recipe in _RECIPES_CPU
     ]
 
 

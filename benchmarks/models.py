@@ -90,6 +90,19 @@ def new_flow(features: int, depth: int, device: torch.device) -> xf.LatentFlow:
     return xf.LatentFlow(layers, xf.FactorisedBase(features, learned=True)).to(device)
 
 
+def recipe_flow(name: str, device: torch.device) -> xf.LatentFlow | xf.Mixture:
+    """The untrained model of a recipe, its weights shaken, so that every one of them takes part in a sample."""
+    options = Options(device=str(device)).replace(recipe=name)
+    dataset = build_data(options)
+    torch.manual_seed(0)
+    flow = build_flow(options, dataset)
+    start_from_data(flow, dataset.train)
+    with torch.no_grad():
+        for parameter in flow.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    return flow.to(device).eval()
+
+
 def mnist_intensities(device: torch.device) -> Tensor:
     """The grey values (N, 784) of the training images, uint8."""
     return xf.data.mnist().train.values.to(device)

@@ -213,6 +213,27 @@ def test_the_sequential_sampler_gives_the_same_samples(bench: SimpleNamespace) -
     assert torch.equal(bench.references.sequential_sample(flow, noise), flow.sample_with(noise))
 
 
+@pytest.mark.parametrize("network", [xf.CausalTransformer, xf.Recurrent])
+def test_one_pass_tells_every_sample(bench: SimpleNamespace, network: type) -> None:
+    torch.manual_seed(0)
+    flow = xf.LatentFlow(
+        [xf.Layer(network(6, width=8, order="random:1"))], xf.FactorisedBase(6, p0=0.8)
+    ).double()
+    noise = SampleNoise.draw(flow, torch.Size([64]), torch.Generator().manual_seed(0))
+    x = flow.sample_with(noise)
+    assert torch.equal(bench.references.recomputed(flow, noise, x), x)
+    assert torch.equal(bench.references.sequential_sample(flow, noise), x)
+    x[:, flow.layers[0].conditioner.order[-1]] += 1  # on which nothing depends
+    x %= 2
+    assert (bench.references.recomputed(flow, noise, x) != x).sum() == 64
+
+
+def test_a_shaken_recipe_is_on_its_device_and_sampled(bench: SimpleNamespace) -> None:
+    flow = bench.models.recipe_flow("recurrent-cpu", torch.device("cpu"))
+    assert not flow.training
+    assert flow().sample((1,), generator=torch.Generator().manual_seed(0)).shape == (1, 784)
+
+
 def test_the_plain_bound_nears_the_likelihood(bench: SimpleNamespace) -> None:
     layers = [xf.Layer(xf.MADE(3, hidden=(8,), order=order)) for order in ("natural", "reversed")]
     flow = xf.LatentFlow(layers, xf.FactorisedBase(3, p0=0.9))

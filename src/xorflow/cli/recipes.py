@@ -19,7 +19,7 @@ xorflow recipes
 
 xorflow recipes --json
 
-xorflow train --recipe transformer-10min --out runs/strong
+xorflow train --recipe transformer-pair --out runs/strong
 """
 
 
@@ -43,5 +43,5 @@ def recipes(
 
 
 def _expected(recipe: Recipe) -> tuple[str, str]:
-    minutes = "-" if recipe.minutes is None else f"{recipe.minutes:.0f}"
+    minutes = "-" if recipe.minutes is None else f"{recipe.minutes:.1f}"
     return minutes, "-" if recipe.nll is None else f"{recipe.nll:.2f}"

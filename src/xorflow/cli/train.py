@@ -30,7 +30,7 @@ xorflow train --data people.csv --hidden 256 --out runs/people
 
 xorflow train --layers 2 --order alternating --base fixed --out runs/deep
 
-xorflow train --recipe transformer-10min --out runs/strong
+xorflow train --recipe transformer-pair --out runs/strong
 
 xorflow train --out runs/demo --resume
 
