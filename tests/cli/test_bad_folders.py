@@ -183,13 +183,21 @@ def test_files_that_may_not_grow(tmp_path: Path, rows: Path) -> None:
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
-def test_memory_that_is_not_there(tmp_path: Path, rows: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        (("--hidden", "1000000000000"), "lower --batch-size or --hidden"),
+        (
+            ("--conditioner", "recurrent", "--width", "2000000000"),
+            "raise --accumulate, or lower --batch-size, --width",
+        ),
+    ],
+)
+def test_memory_that_is_not_there(tmp_path: Path, rows: Path, options: tuple[str, ...], remedy: str) -> None:
     """The limit on addresses keeps the test itself from allocating what a generous system might promise."""
-    said = limited(
-        "RLIMIT_AS", 8 * 2**30, "train", "--data", rows, "--out", tmp_path / "run", *SMALL,
-        "--hidden", "1000000000000",
-    ).refused()  # fmt: skip
-    assert "out of memory; lower --batch-size or --hidden" in said
+    given = ("--data", rows, "--out", tmp_path / "run", *SMALL)
+    said = limited("RLIMIT_AS", 8 * 2**30, "train", *given, *options).refused()
+    assert f"out of memory; {remedy}" in said
     assert not (tmp_path / "run").exists()
 
 

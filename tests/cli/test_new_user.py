@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 import xorflow as xf
 from command_line import SMALL, Command
 from tiny_runs import COLUMNS, assert_same_run, images_file, people_file, read, rows_file
-from xorflow.data import load_rows
+from xorflow.data import load_rows, write_rows
 from xorflow.training import open_run
 
 
@@ -98,6 +99,32 @@ def test_two_layers_have_a_bound_and_say_so(deep: Path, xorflow: Command) -> Non
     assert exact["kind"] == "exact"
 
 
+def test_the_refitted_reading_scores_as_reports_say(people: Path, xorflow: Command, tmp_path: Path) -> None:
+    held_out = tmp_path / "test.csv"
+    run = open_run(people / "run")
+    dataset = run.data()
+    assert dataset.test is not None
+    write_rows(held_out, dataset.test.values, run.codec)
+    found = json.loads(
+        xorflow("score", people / "run", "--data", held_out, "--json", "--reading", "refitted").out
+    )
+    assert found["kind"] == "exact"
+    assert found["nll"] == pytest.approx(read(people / "run/result.json")["test"]["refit_nll"])
+
+
+def test_images_with_a_border_that_never_varies(tmp_path: Path, xorflow: Command) -> None:
+    images = np.zeros((60, 4, 4), dtype=np.uint8)
+    images[:, 1:3, 1:3] = np.random.default_rng(0).integers(2, size=(60, 2, 2))
+    np.save(tmp_path / "framed.npy", images)
+    given = ("--data", tmp_path / "framed.npy", "--epochs", 2, "--out", tmp_path / "run", "--device", "cpu")
+    assert "12 of 16 are constant" in xorflow("train", *given).refused()
+    network = ("--conditioner", "transformer", "--width", 8, "--blocks", 1, "--heads", 2, "--quiet", 0.01)
+    xorflow("train", *given, "--categories", 2, *network)
+    found = json.loads(xorflow("evaluate", tmp_path / "run", "--json").out)
+    assert found["test"] == read(tmp_path / "run/result.json")["test"]
+    assert found["test"]["nll"] < 16 * math.log(2)
+
+
 def test_evaluate_repeats_what_the_result_says(people: Path, xorflow: Command) -> None:
     found = json.loads(xorflow("evaluate", people / "run", "--json").out)
     result = read(people / "run/result.json")
@@ -110,7 +137,7 @@ def test_evaluate_repeats_what_the_result_says(people: Path, xorflow: Command) -
     assert shown.err == ""
 
 
-@pytest.mark.parametrize("reading", ["latent", "deterministic"])
+@pytest.mark.parametrize("reading", ["latent", "deterministic", "refitted"])
 def test_a_seed_names_samples(people: Path, xorflow: Command, reading: str) -> None:
     def draw(seed: int) -> list[list[str]]:
         said = xorflow(

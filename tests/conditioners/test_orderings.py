@@ -30,7 +30,7 @@ def test_named_orderings():
     assert resolve_order("columns-reversed", 6, (3, 2)) == (5, 3, 1, 4, 2, 0)
 
 
-@pytest.mark.parametrize("shape", [None, (2, 2), (6,)])
+@pytest.mark.parametrize("shape", [None, (2, 2), (6,), 6, (-2, -3)])
 def test_columns_are_of_images(shape):
     with pytest.raises(ModelError, match="'columns' needs the two-dimensional shape of 6 features"):
         resolve_order("columns", 6, shape)

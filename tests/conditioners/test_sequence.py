@@ -349,6 +349,8 @@ def refused(kind: str) -> list[tuple[dict, str]]:
         ({"shape": (2, 2)}, r"shape of 6 features, and got shape=\(2, 2\)"),
         ({"order": "columns"}, "'columns' needs the two-dimensional shape of 6 features, and got shape=None"),
         ({"order": "sideways"}, "'natural', 'reversed'.*'sideways'"),
+        ({"order": 5}, "or a permutation, and got 5"),
+        ({"shape": 6}, "shape of 6 features, and got shape=6"),
         ({"sees": {"state": "all"}}, "'before' or 'up to' a feature; use MLP or Coupling"),
         ({"features": 0}, "at least one feature"),
         ({"context": -1}, "at least 0, and got -1"),

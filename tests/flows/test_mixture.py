@@ -249,6 +249,10 @@ def flow(features: int = 3, **options) -> LatentFlow:
             lambda: Mixture([flow(), flow(context=1)]),
             "component 1 takes 0 features of it, and component 2 takes 1",
         ),
+        (
+            lambda: Mixture([flow().float(), flow().double()]),
+            "one type and one device: component 1 is torch.float32 on cpu, and component 2 is torch.float64 on cpu",
+        ),
         (lambda: Mixture([flow(), MADE(3, (4,))]), "Flow or LatentFlow, and component 2 is a MADE"),
         (lambda: Mixture([flow(), flow()], [0.5, 0.6]), r"positive and sum to 1, and got \[0.5, 0.6\]"),
         (lambda: Mixture([flow(), flow()], [1.5, -0.5]), "positive and sum to 1"),

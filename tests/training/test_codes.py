@@ -281,7 +281,7 @@ def test_what_is_no_code(text: str) -> None:
         ({"earlier_hidden": [8]}, "leave --earlier-hidden out"),
         ({"posterior": "mlp"}, "leave --posterior out"),
         ({"start": "./runs/other"}, "leave --start out"),
-        ({"mixture": "2"}, "leave --mixture out"),
+        ({"mixture": "2", "order": "natural"}, "leave --mixture out"),
         ({"start": "random"}, "leave --start out"),
     ],
 )

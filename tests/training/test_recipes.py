@@ -8,6 +8,7 @@ from tiny_runs import read, rows_file
 from xorflow import data
 from xorflow.errors import ConfigError
 from xorflow.training import Options, build_data, build_estimator, build_flow, from_mapping, read_config
+from xorflow.training.options import from_json
 from xorflow.training.recipes import RECIPES, Recipe, expanded
 from xorflow.training.run import resume_run, train_run
 
@@ -81,9 +82,28 @@ def test_what_is_given_beside_a_recipe_overrides_it() -> None:
 def test_what_a_run_keeps_is_not_expanded_again() -> None:
     """A newer version of a recipe, or one that is gone, changes nothing about a run that used it."""
     kept = Options().replace(recipe="recurrent", epochs=3).to_json()
-    assert from_mapping(kept, "config.json").to_json() == kept
-    assert expanded({"recipe": "gone@7", "epochs": 3}) == {"recipe": "gone@7", "epochs": 3}
-    assert from_mapping({"recipe": "gone@7"}, "here").recipe == "gone@7"
+    assert from_json(kept, "config.json").to_json() == kept
+    gone = from_json(kept | {"recipe": "gone@7"}, "config.json")
+    assert (gone.recipe, gone.width, gone.epochs) == ("gone@7", 512, 3)
+    assert gone.replace(recipe="gone@7", epochs=4).width == 512
+    assert gone.replace(recipe="none").width == 512
+
+
+@pytest.mark.parametrize("label", ["recurrent", "recurrent@4"])
+def test_a_recipe_is_named_with_or_without_its_version(label: str) -> None:
+    assert expanded({"recipe": label, "epochs": 3})["width"] == 512
+    assert Options().replace(recipe=label).conditioner == "recurrent"
+    assert from_mapping({"recipe": label}, "here").recipe == "recurrent@4"
+
+
+def test_a_recipe_over_another_is_refused() -> None:
+    """Options that only the first one names would stay."""
+    first = Options().replace(recipe="recurrent-cpu")
+    with pytest.raises(
+        ConfigError, match=r"those of recipe 'recurrent-cpu@1' already, and 'demo@1' is another"
+    ):
+        first.replace(recipe="demo")
+    assert first.replace(recipe="recurrent-cpu", epochs=1).epochs == 1
 
 
 @pytest.mark.parametrize(
@@ -92,6 +112,8 @@ def test_what_a_run_keeps_is_not_expanded_again() -> None:
         ({"recipe": "soup"}, "recipe is none or one of demo, made-strong"),
         ({"recipe": "transformer-10min", "data": "people.csv"}, "is for mnist, and the data are people.csv"),
         ({"recipe": 3}, "recipe is a text; got 3"),
+        ({"recipe": "recurrent@1"}, "recipe 'recurrent' is at version 4 here; got version '1'"),
+        ({"recipe": "soup@1"}, "got 'soup@1'; see xorflow recipes"),
     ],
 )
 def test_recipes_that_do_not_fit_are_one_line(given: dict, words: str) -> None:

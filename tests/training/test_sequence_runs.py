@@ -27,9 +27,11 @@ from xorflow.training import (
     train_run,
 )
 from xorflow.training.build import mixture_orders
+from xorflow.training.devices import out_of_memory_as_error
 from xorflow.training.engine import has_dropout
 from xorflow.training.loop import Trainer
 from xorflow.training.optimiser import make_optimiser
+from xorflow.training.run import remedy_for
 from xorflow.training.step import Step
 from xorflow.training.storage import load_tensors
 
@@ -109,7 +111,7 @@ def test_a_run_that_an_earlier_version_began_goes_on(tmp_path: Path, kind: str) 
     assert all(torch.equal(weights[1][name], weight) for name, weight in weights[0].items())
 
 
-@pytest.mark.parametrize("changes", [{"rotary": True}, {"quiet": 0.45}])
+@pytest.mark.parametrize("changes", [{"rotary": True}, {"quiet": 0.45}, {"heads": 1}])
 def test_a_run_does_not_start_from_one_whose_network_looks_otherwise(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
@@ -330,7 +332,7 @@ def test_a_mixture_shares_its_network_or_not(tmp_path: Path) -> None:
             {"optimiser": "muon"},
             "within transformers and recurrent networks, and this model has none; choose adamw",
         ),
-        ({"mixture": "1"}, "at least two components, and got 1"),
+        ({"mixture": "1"}, "2 to 64 components; got 1"),
         ({"mixture": "0"}, "2 to 64 components; got 0"),
         ({"mixture": "natural,sideways"}, "sideways"),
         ({"mixture": "2", "layers": 2}, "leave --layers and --posterior out"),
@@ -397,6 +399,17 @@ def test_a_shared_network_is_described_once(tmp_path: Path) -> None:
     parts = [part["layers"][0]["conditioner"] for part in model["components"]]
     assert [part["name"] for part in parts] == ["transformer", "reordered", "reordered"]
     assert parts[1] == {"name": "reordered", "of": 0, "order": "columns"}
+
+
+def test_sizes_that_no_machine_has_are_out_of_memory() -> None:
+    with pytest.raises(xf.UserError, match="out of memory; be modest"), out_of_memory_as_error("be modest"):
+        torch.empty(2**31, 2**31, 2)
+
+
+def test_the_reach_of_an_image_network_takes_memory_too() -> None:
+    options = Options(conditioner="transformer", reach=3)
+    assert remedy_for(options).endswith("--width, --blocks or --reach")
+    assert "--reach" not in remedy_for(options.replace(reach=None))
 
 
 @pytest.mark.parametrize(

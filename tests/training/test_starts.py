@@ -83,6 +83,7 @@ def test_a_run_that_starts_from_another_trains_and_can_be_read(
     ("changes", "words"),
     [
         ({"hidden": [8]}, "layer 1 of the run in .* has other weights"),
+        ({"order": "reversed"}, "layer 1 of the run in .* has another ordering"),
         ({"start": "./nowhere"}, "there is no folder nowhere"),
     ],
 )

@@ -39,6 +39,8 @@ SAMPLE_EXAMPLES = """
 xorflow sample runs/demo --count 64 --out digits.png
 
 xorflow sample runs/people --count 1000 --out people.csv
+
+xorflow sample runs/demo --reading refitted --out bijection.png
 """
 SCORE_EXAMPLES = """
 [bold]Examples[/bold]
@@ -60,7 +62,13 @@ Memory = Annotated[
         show_default=False,
     ),
 ]
-Reading = Annotated[str, typer.Option(help="latent, or deterministic (the most probable bijection).")]
+Reading = Annotated[
+    str,
+    typer.Option(
+        help="latent; deterministic (the most probable bijection); or refitted, the same on a base fitted to it by a pass "
+        "over the training data."
+    ),
+]
 
 
 def evaluate(
@@ -124,8 +132,9 @@ def sample(
     opened = training.open_run(run, device=device)
     if out is not None:
         _check_suffix(out, (".npy", ".csv", ".png") if _is_image(opened) else (".npy", ".csv"))
+    flow = _reading(opened, reading)
     with out_of_memory_as_error("lower --count"):
-        x = draw(_reading(opened, reading), count, seed)
+        x = draw(flow, count, seed)
     if out is not None:
         _write(out, x, opened)
     if as_json:
@@ -160,7 +169,7 @@ def score(
         raise ConfigError(
             "score takes data without context, and this run is conditioned on it; use xorflow.load in Python"
         )
-    flow = _reading(opened, reading)
+    flow = _reading(opened, reading, most)
     x = load_rows(data, categories=opened.flow.states.sizes, codec=opened.codec, shape=opened.shape)
     with out_of_memory_as_error("lower --memory, or score fewer rows at a time"):
         if isinstance(flow, LatentFlow) and not flow.has_closed_form:
@@ -268,7 +277,19 @@ def _check_samples(samples: int) -> None:
         raise ConfigError(f"--samples is at least 1; got {samples}")
 
 
-def _reading(opened: Run, reading: str) -> Flow | LatentFlow | Mixture:
-    if reading not in ("latent", "deterministic"):
-        raise ConfigError(f"--reading is latent or deterministic; got {reading!r}")
-    return opened.flow if reading == "latent" else opened.flow.greedy()
+_READINGS = ("latent", "deterministic", "refitted")
+
+
+def _reading(opened: Run, reading: str, memory: int | None = None) -> Flow | LatentFlow | Mixture:
+    if reading not in _READINGS:
+        raise ConfigError(f"--reading is one of {', '.join(_READINGS)}; got {reading!r}")
+    if reading == "latent":
+        return opened.flow
+    if reading == "deterministic":
+        return opened.flow.greedy()
+    train = opened.data().to(opened.flow.device).train
+    with (
+        Console(stderr=True).status("fitting the base to the training data ..."),
+        out_of_memory_as_error("use --device cpu"),
+    ):
+        return training.refitted(opened.flow, train, memory=memory)

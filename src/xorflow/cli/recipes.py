@@ -40,6 +40,10 @@ def recipes(
             recipe.label, recipe.data, *_expected(recipe), Text(f"{recipe.summary} For {recipe.machine}.")
         )
     console.print(table)
+    console.print(
+        "nats: the exact NLL of MNIST's test images, after training on 50,000 images with two cores, and on all 60,000 with an "
+        "H200, as with --validation 0."
+    )
 
 
 def _expected(recipe: Recipe) -> tuple[str, str]:

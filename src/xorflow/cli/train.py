@@ -43,7 +43,7 @@ that of its folder, and options of its own. What is given here overrides both.
 """
 
 _PANELS = {
-    "Data": "data validation test data_seed label",
+    "Data": "data categories validation test data_seed label",
     "Model": "recipe layers conditioner hidden earlier_hidden width blocks heads cell dropout rotary quiet reach order mixture "
     "shared mask direct variant own posterior transform base p0 start code freeze",
     "Training": "estimator epochs batch_size accumulate lr schedule warmup optimiser weight_decay clip average "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -33,6 +33,8 @@ def resolve_order(order: Order, features: int, shape: Sequence[int] | None = Non
     """
     if isinstance(order, str):
         return _named_order(order, features, shape)
+    if not isinstance(order, Iterable):
+        raise _no_ordering(order)
     visited = tuple(int(d) for d in order)
     if sorted(visited) != list(range(features)):
         raise ModelError(
@@ -56,7 +58,11 @@ def _named_order(order: str, features: int, shape: Sequence[int] | None) -> tupl
         return tuple(visited if order == "outward" else reversed(visited))
     if (seed := _random_seed(order)) is not None:
         return tuple(int(d) for d in _random_keys(seed, features).argsort(kind="stable"))
-    raise ModelError(
+    raise _no_ordering(order)
+
+
+def _no_ordering(order: object) -> ModelError:
+    return ModelError(
         f"an ordering is 'natural', 'reversed', 'random', 'random:SEED', for images {', '.join(map(repr, OF_IMAGES))}, or a "
         f"permutation, and got {order!r}"
     )
@@ -73,12 +79,13 @@ def rings(rows: int, columns: int) -> list[float]:
 
 def image_shape(shape: Sequence[int] | None, features: int, what: str) -> tuple[int, int]:
     """Rows and columns of an image of that many features; `what` needs them."""
-    if shape is None or len(shape) != 2 or shape[0] * shape[1] != features:
-        came = None if shape is None else tuple(shape)
+    sizes = tuple(shape) if isinstance(shape, Iterable) else ()
+    if len(sizes) != 2 or min(sizes) < 1 or sizes[0] * sizes[1] != features:
+        came = sizes if isinstance(shape, Iterable) else shape
         raise ModelError(
             f"{what} needs the two-dimensional shape of {features} features, and got shape={came}"
         )
-    return int(shape[0]), int(shape[1])
+    return int(sizes[0]), int(sizes[1])
 
 
 def ranks(order: Sequence[int]) -> Tensor:

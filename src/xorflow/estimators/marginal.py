@@ -124,7 +124,7 @@ def _mean_in_turn(
     if len(x) < len(components):
         raise ModelError(
             f"components in turn need a row each, and {len(x)} rows came for {len(components)} components; choose larger "
-            "batches"
+            "batches, or pass them in fewer parts (--accumulate)"
         )
     means = []
     for component, rows in zip(components, torch.arange(len(x)).tensor_split(len(components)), strict=True):

@@ -287,6 +287,11 @@ def _check(components: Sequence[Component]) -> None:
                 f"the components of a mixture see the same context: component 1 takes {first.context_features} "
                 f"features of it, and component {number} takes {other.context_features}"
             )
+        if (other.dtype, other.device) != (first.dtype, first.device):
+            raise ModelError(
+                f"the components of a mixture have one type and one device: component 1 is {first.dtype} on {first.device}, "
+                f"and component {number} is {other.dtype} on {other.device}; move one with .to(...)"
+            )
 
 
 def _checked(weights: Sequence[float] | Tensor | None, count: int) -> Tensor:

@@ -79,6 +79,8 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def build_data(options: Options) -> Dataset:
     """The data set that the options name."""
     if options.data == "mnist":
+        if options.categories is not None:
+            raise ConfigError("categories is of files, and MNIST's pixels have 2; leave --categories out")
         count = 10_000 if options.validation is None else options.validation
         if count != int(count):
             raise ConfigError(
@@ -96,6 +98,7 @@ def build_data(options: Options) -> Dataset:
         validation=_part(0.1 if options.validation is None else options.validation),
         test=_part(options.test),
         seed=options.data_seed,
+        categories=options.categories,
     )
 
 
@@ -170,11 +173,12 @@ def mixture_orders(text: str, images: bool) -> list[str]:
     >>> mixture_orders("3", images=True)
     ['natural', 'reversed', 'columns']
     """
-    if not text.strip().isdecimal():
+    try:
+        count = int(text)
+    except ValueError:
         return [part.strip() for part in text.split(",")]
     usual = ["natural", "reversed", *(("columns", "columns-reversed") if images else ())]
-    count = int(text)
-    if not 1 <= count <= _MOST_COMPONENTS:
+    if not 2 <= count <= _MOST_COMPONENTS:
         raise ConfigError(f"a mixture has 2 to {_MOST_COMPONENTS} components; got {count}")
     return [*usual, *(f"random:{seed}" for seed in range(count))][:count]
 

@@ -40,6 +40,10 @@ def check_precision(precision: str, device: torch.device) -> None:
         )
 
 
+_NO_MEMORY = ("allocate memory", "not enough memory", "Storage size calculation overflowed")
+"""What PyTorch says on a CPU, the last of sizes that no machine could have."""
+
+
 @contextmanager
 def out_of_memory_as_error(remedy: str) -> Iterator[None]:
     """Turn a lack of memory, of a device or the machine, into one line: which option lowers the need."""
@@ -48,7 +52,7 @@ def out_of_memory_as_error(remedy: str) -> Iterator[None]:
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise OutOfMemory(f"out of memory; {remedy}") from error
     except RuntimeError as error:
-        if "allocate memory" in str(error) or "not enough memory" in str(error):
+        if any(words in str(error) for words in _NO_MEMORY):
             raise OutOfMemory(f"out of memory; {remedy}") from error
         raise
 

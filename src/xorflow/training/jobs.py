@@ -36,7 +36,7 @@ from xorflow.training.ensemble import PRECISIONS, Apart
 from xorflow.training.folder import read_config_file, read_result, require_free
 from xorflow.training.lockstep import train_together
 from xorflow.training.loop import Interrupted, Trainer
-from xorflow.training.options import HARMLESS, OF_DATA, Options, options_of_config
+from xorflow.training.options import HARMLESS, OF_DATA, Options, from_json, options_of_config
 from xorflow.training.processes import Child
 from xorflow.training.run import (
     begin_run,
@@ -377,7 +377,7 @@ def _job_to_bytes(job: Job) -> bytes:
 def job_from_bytes(line: bytes) -> Job:
     """What `_job_to_bytes` wrote."""
     spec = json.loads(line)
-    return Job(Options().replace(**spec["options"]), Path(spec["out"]), spec["name"], spec["model"])
+    return Job(from_json(spec["options"], "a job"), Path(spec["out"]), spec["name"], spec["model"])
 
 
 # ---- folders ----

@@ -23,6 +23,8 @@ class Options:
 
     Attributes:
         data: `mnist`, or a .npy, .npz or .csv file.
+        categories: how many values every column of a file has, the integers from 0; by default those that occur. For
+            images some of whose pixels never vary.
         validation: rows (or a fraction below 1) that validate; by default 10,000 of MNIST, a tenth of a file.
         test: rows (or a fraction) of a file that test.
         data_seed: names the binarisation of the evaluation sets, or the split of a file.
@@ -83,6 +85,7 @@ class Options:
     """
 
     data: str = "mnist"
+    categories: int | None = None
     validation: float | None = None
     test: float = 0.1
     data_seed: int = 0
@@ -136,14 +139,25 @@ class Options:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_ranges()
+        self._check_network()
+        self._check_start()
+        recipes.check_data(self.recipe, self.data)
+
+    def _check_choices(self) -> None:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} is one of {', '.join(allowed)}; got {getattr(self, name)!r}")
+
+    def _check_ranges(self) -> None:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and not value >= least:  # also refuses nan
                 raise ConfigError(f"{name} is at least {least}; got {value}")
-        for name in ("seed", "data_seed"):
+            if isinstance(value, int) and name not in _SEEDED and value >= _MOST:
+                raise ConfigError(f"{name} is below 2^31; got {value}")
+        for name in _SEEDED:
             if getattr(self, name) >= _SEEDS:
                 raise ConfigError(f"{name} is below 2^40; got {getattr(self, name)}")
         if not 0 <= self.average < 1:
@@ -160,9 +174,21 @@ class Options:
             widths = getattr(self, name)
             if any(not 1 <= width < 2**63 for width in widths):
                 raise ConfigError(f"{name} widths are at least 1 and below 2^63; got {list(widths)}")
+
+    def _check_network(self) -> None:
+        """Options that would have no effect."""
         if self.earlier_hidden and (self.layers == 1 or self.conditioner not in ("made", "coupling")):
             raise ConfigError(
                 "earlier_hidden is of MADEs or couplings before the last layer, and there are none; leave --earlier-hidden out"
+            )
+        if self.mixture != "none" and self.order != "natural":
+            raise ConfigError(
+                "the orderings of a mixture are those that --mixture names, and --order is of a single flow; got "
+                f"{self.order!r}: leave --order out"
+            )
+        if self.cell != "gru" and self.conditioner != "recurrent":
+            raise ConfigError(
+                "--cell is of recurrent networks; leave it out, or give --conditioner recurrent"
             )
         if self.rotary and self.conditioner != "transformer":
             raise ConfigError(
@@ -172,6 +198,8 @@ class Options:
             raise ConfigError(
                 "--quiet is of transformers and recurrent networks; leave it out, or give --quiet 0 beside a recipe that has it"
             )
+
+    def _check_start(self) -> None:
         if self.start not in STARTS and "/" not in self.start and "\\" not in self.start:
             raise ConfigError(
                 f"start is one of {', '.join(STARTS)}, or the folder of a run, written with a slash, as in ./runs/demo; "
@@ -182,7 +210,6 @@ class Options:
                 f"freeze is how many layers keep their weights, fewer than the {self.layers or 0} that there are; "
                 f"got {self.freeze}"
             )
-        recipes.check_data(self.recipe, self.data)
 
     def to_json(self) -> dict[str, Any]:
         """As `config.json` holds them."""
@@ -195,10 +222,13 @@ class Options:
 
     def replace(self, **changes: Any) -> Options:
         """A copy with some options changed, checked."""
-        return from_mapping(self.to_json() | recipes.expanded(changes), "the options given")
+        if changes.get("recipe") != self.recipe:
+            changes = recipes.expanded(changes)
+            recipes.check_alone(self.recipe, changes.get("recipe", recipes.NONE))
+        return from_json(self.to_json() | changes, "the options given")
 
 
-OF_DATA = ("data", "validation", "test", "data_seed", "label")
+OF_DATA = ("data", "categories", "validation", "test", "data_seed", "label")
 OF_A_MODEL = (
     *(
         "recipe",
@@ -223,6 +253,9 @@ OF_A_MODEL = (
 STARTS = ("data", "random")
 """Where a run may begin; anything else is the folder of a run that it begins from."""
 
+_MOST = 2**31  # of whatever is counted: more is a slip of the finger
+
+_SEEDED = ("seed", "data_seed")
 _SEEDS = 2**40  # room for the number of an epoch beside the seed
 
 _CHOICES = {
@@ -239,6 +272,7 @@ _CHOICES = {
 }
 
 _LEAST = {
+    "categories": 2,
     "validation": 0,
     "test": 0,
     "data_seed": 0,
@@ -269,7 +303,11 @@ def from_mapping(values: Mapping[str, Any], origin: str) -> Options:
 
     The options of a recipe that they name come first.
     """
-    values = recipes.expanded(values)
+    return from_json(recipes.expanded(values), origin)
+
+
+def from_json(values: Mapping[str, Any], origin: str) -> Options:
+    """Options as `Options.to_json` gave them, among them those of a recipe, of whatever version."""
     fields = {field.name: field for field in dataclasses.fields(Options)}
     unknown = [name for name in values if name not in fields]
     if unknown:
@@ -322,7 +360,7 @@ def options_of_config(values: Mapping[str, Any], path: Path) -> Options:
     """The options in the content of a `config.json`, whose version must be one that we know."""
     check_version(values, path)
     own = {name: value for name, value in values.items() if name not in ("version", "model", "data_format")}
-    return from_mapping(own, str(path))
+    return from_json(own, str(path))
 
 
 def check_version(values: Mapping[str, Any], path: Path) -> None:

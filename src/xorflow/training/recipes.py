@@ -196,18 +196,37 @@ RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values with the options of the recipe that they name, if they name one; their own options override the recipe's.
 
+    A recipe is named with or without its version, which can only be the one that is here.
+
     >>> expanded({"recipe": "recurrent", "epochs": 3})["lr"]
     0.002
     """
     name = values.get("recipe", NONE)
-    if (
-        not isinstance(name, str) or name == NONE or "@" in name
-    ):  # with a version: it has been expanded before
+    if not isinstance(name, str) or name == NONE:
         return dict(values)
-    if name not in RECIPES:
-        raise ConfigError(f"recipe is none or one of {', '.join(RECIPES)}; got {name!r}; see xorflow recipes")
-    recipe = RECIPES[name]
+    recipe = _find(name)
     return {**recipe.options, **values, "recipe": recipe.label}
+
+
+def _find(text: str) -> Recipe:
+    name, _, version = text.partition("@")
+    recipe = RECIPES.get(name)
+    if recipe is None:
+        raise ConfigError(f"recipe is none or one of {', '.join(RECIPES)}; got {text!r}; see xorflow recipes")
+    if text not in (name, recipe.label):
+        raise ConfigError(
+            f"recipe {name!r} is at version {recipe.version} here; got version {version!r}: leave the version out, or give the "
+            "config.json of a run of that version as --config"
+        )
+    return recipe
+
+
+def check_alone(before: str, label: str) -> None:
+    """Refuse a recipe over another one, whose options would stay where the new one names none."""
+    if NONE not in (before, label) and before != label:
+        raise ConfigError(
+            f"the options are those of recipe {before!r} already, and {label!r} is another; leave one of them out"
+        )
 
 
 def check_data(label: str, data: str) -> None:

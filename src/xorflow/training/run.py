@@ -55,7 +55,8 @@ from xorflow.training.storage import TEMPORARY, load_tensors, save_tensors, writ
 def remedy_for(options: Options) -> str:
     """Which options lower the need of memory."""
     if options.conditioner in ("transformer", "recurrent"):
-        return "raise --accumulate, or lower --batch-size, --width or --blocks"
+        wide = ", --width, --blocks or --reach" if options.reach else ", --width or --blocks"
+        return f"raise --accumulate, or lower --batch-size{wide}"
     return "lower --batch-size or --hidden"
 
 
@@ -235,7 +236,9 @@ def _written_anew(model: dict[str, Any]) -> dict[str, Any]:
 
 def _options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
     """The options of a run, with changes that do no harm, and all of its configuration."""
-    config, changes = read_config_file(run), recipes.expanded(changes)
+    config = read_config_file(run)
+    if changes.get("recipe") != config.get("recipe"):
+        changes = recipes.expanded(changes)
     options = options_of_config(config, run / "config.json")
     for name, value in changes.items():
         before = options.to_json()[name]

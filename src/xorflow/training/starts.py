@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners import MLP, Diagonal, SequenceConditioner
+from xorflow.conditioners import MLP, Conditioner, Diagonal, SequenceConditioner
 from xorflow.conditioners.base import Source
 from xorflow.data import Split
 from xorflow.errors import ConfigError
@@ -50,11 +50,21 @@ def _take_over(module: nn.Module, other: nn.Module, what: str) -> None:
             f"{what} has other weights than what should start from it: choose the same conditioner, hidden widths, "
             "posterior and data"
         )
-    for name in ("rotary", "quiet"):  # of no shape
+    for name in ("rotary", "quiet", "heads"):  # of no shape
         own, before = _settings_of(module, name), _settings_of(other, name)
         if own != before:
             raise ConfigError(f"{what} has another --{name} than what should start from it: choose the same")
+    if isinstance(module, Layer) and isinstance(other, Layer):
+        _require_same_order(module.conditioner, other.conditioner, what)
     module.load_state_dict(theirs)
+
+
+def _require_same_order(net: Conditioner, before: Conditioner, what: str) -> None:
+    """Weights that were learned for features before others mean nothing in another ordering."""
+    if net.order != before.order:
+        raise ConfigError(
+            f"{what} has another ordering than the layer that should start from it: choose the same --order for the last layers"
+        )
 
 
 def _settings_of(module: nn.Module, name: str) -> list[Any]:
