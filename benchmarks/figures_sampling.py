@@ -71,24 +71,21 @@ def _against_zuko(id: str, ours: float, batch: int, device: torch.device) -> lis
 def _by_steps(id: str, recipe: str, batch: int, device: torch.device, *, at_most: float) -> Figure:
     """Samples by the steps of a recipe's networks, as many by each of its components, against whole passes."""
     parts = components_of(recipe_flow(recipe, device))
-    noises = [_noise(part, batch // len(parts)) for part in parts]
-    made = [part.sample_with(noise) for part, noise in zip(parts, noises, strict=True)]
+    features = parts[0].features
+    drawn = [(part, _noise(part, batch // len(parts))) for part in parts]
+    made = [(part, noise, part.sample_with(noise)) for part, noise in drawn]
 
     def sample() -> None:
-        for part, noise in zip(parts, noises, strict=True):
+        for part, noise in drawn:
             part.sample_with(noise)
 
     @torch.inference_mode()
     def one_pass_each() -> None:
-        for part, x in zip(parts, made, strict=True):
+        for part, _, x in made:
             part.layers[0].conditioner({Source.STATE: part.encode(x)})
 
     times = alternate({"ours": sample, "pass": one_pass_each}, device, rounds=3, warm_up=0)
-    different = sum(
-        int((x != recomputed(part, noise, x)).sum())
-        for part, noise, x in zip(parts, noises, made, strict=True)
-    )
-    features = parts[0].features
+    different = sum(int((x != recomputed(part, noise, x)).sum()) for part, noise, x in made)
     note = (
         f"recipe {recipe}, untrained; the reference is one pass of {batch} rows times {features}; {different} of "
         f"{batch * features:,} pixels differ from those of a whole pass"

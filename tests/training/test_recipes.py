@@ -47,6 +47,7 @@ def test_the_demo_is_the_defaults_and_has_its_figures() -> None:
     assert Options().replace(recipe="demo") == Options(recipe="demo@1")
     result = read(Path(__file__).parents[2] / "results/demo/result.json")
     assert RECIPES["demo"].nll == pytest.approx(result["test"]["nll"], abs=0.05)
+    assert RECIPES["demo"].images == result["data"]["sizes"]["train"]
     assert RECIPES["demo"].minutes == pytest.approx(result["seconds"] / 60, abs=0.1)
 
 
@@ -60,6 +61,10 @@ def test_the_recipes_for_a_gpu_have_their_figures() -> None:
             if row is not None:
                 assert recipe.nll == pytest.approx(row["nll"], abs=0.05)
                 assert recipe.minutes == pytest.approx(row["seconds"] / 60, abs=0.1)
+                run = read(
+                    Path(__file__).parents[2] / f"results/strong/runs/{row['id']}.ours.seed0.final.json"
+                )
+                assert (run["config"]["validation"], recipe.images) == (0, 60_000)
 
 
 def test_the_recipe_for_two_cores_has_its_figures() -> None:
@@ -69,6 +74,7 @@ def test_the_recipe_for_two_cores_has_its_figures() -> None:
     assert recipe.machine == "two cores"
     assert recipe.nll == pytest.approx(result["test"]["nll"], abs=0.05)
     assert recipe.minutes == pytest.approx(result["seconds"] / 60, abs=0.5)
+    assert recipe.images == result["data"]["sizes"]["train"]
     assert cost["cores"] == 2
     assert result["epochs"] == recipe.options["epochs"]
 

@@ -26,8 +26,9 @@ class Recipe:
         options: those that differ from the defaults.
         data: what it is for.
         machine: on which its time was measured, or is meant to be.
+        images: how many images it was trained on when it was measured; all 60,000 are `--validation 0`.
         minutes: about how long it trains there, if that was measured.
-        nll: the test likelihood that it reached, in nats, if that was measured.
+        nll: the negative log-likelihood of test images that it then reached, in nats.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
     data: str = "mnist"
     machine: str = "one H200"
+    images: int = 60_000
     minutes: float | None = None
     nll: float | None = None
 
@@ -82,6 +84,7 @@ _ALL = (
         1,
         "The defaults: a MADE with one hidden layer of 1,024 units.",
         machine="two cores",
+        images=50_000,
         minutes=2.6,
         nll=90.5,
     ),
@@ -184,6 +187,7 @@ _ALL = (
             "validate_every": 1,
         },
         machine="two cores",
+        images=50_000,
         minutes=30.0,
         nll=79.32,
     ),
