@@ -169,8 +169,8 @@ def score(
         raise ConfigError(
             "score takes data without context, and this run is conditioned on it; use xorflow.load in Python"
         )
-    flow = _reading(opened, reading, most)
     x = load_rows(data, categories=opened.flow.states.sizes, codec=opened.codec, shape=opened.shape)
+    flow = _reading(opened, reading, most)  # may take long, so after all that may be refused
     with out_of_memory_as_error("lower --memory, or score fewer rows at a time"):
         if isinstance(flow, LatentFlow) and not flow.has_closed_form:
             found = likelihoods.importance(flow, x, samples=samples, memory=most)
