@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from xorflow.conditioners.transformer import attention_stacks
-from xorflow.data import Codec, Dataset
-from xorflow.errors import CheckpointError, ConfigError, DataError
+from xorflow.data import Codec, Dataset, validate
+from xorflow.errors import CheckpointError, ConfigError, DataError, ModelError
 from xorflow.estimators import Estimator, Marginal
 from xorflow.flows import LatentFlow
 from xorflow.training import recipes
@@ -97,7 +97,7 @@ def fit(
     chosen = Options(data=data.name, layers=None, start=start, estimator=estimator_text(estimator)).replace(
         **options
     )
-    _check(chosen, estimator, flow)
+    _check(chosen, estimator, flow, data)
     folder = None if out is None else prepare_folder(Path(out))
     if start == "data":
         start_from_data(flow, data.train)
@@ -137,7 +137,7 @@ def begin_run(
     estimator = build_estimator(options.estimator)
     dataset = dataset or build_data(options)
     flow = _fresh_flow(options, dataset, model)
-    _check(options, estimator, flow)
+    _check(options, estimator, flow, dataset)
     _start(options, flow, dataset)
     prepare_folder(out)
     write_config(out, options, flow, dataset)
@@ -147,11 +147,12 @@ def begin_run(
 def check_run(options: Options, dataset: Dataset, *, model: dict | None = None) -> None:
     """Raise what `train_run` would raise before it makes its folder; nothing is kept or written."""
     estimator = build_estimator(options.estimator)
-    _check(options, estimator, _fresh_flow(options, dataset, model))
+    _check(options, estimator, _fresh_flow(options, dataset, model), dataset)
 
 
-def _check(options: Options, estimator: Estimator, flow: Trainable) -> None:
+def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dataset) -> None:
     """What would stop a run, found before its folder is made."""
+    _check_fits(flow, dataset)
     check_precision(options.precision, resolve_device(options.device))
     admitted = estimator.admit(flow)
     if options.compile and not attention_stacks(flow):
@@ -172,6 +173,30 @@ def _check(options: Options, estimator: Estimator, flow: Trainable) -> None:
             )
     if options.tensorboard:
         require_tensorboard()
+
+
+def _check_fits(flow: Trainable, dataset: Dataset) -> None:
+    """Rows outside a flow's space would train it to something that is no likelihood of them."""
+    if flow.features != dataset.features:
+        raise ModelError(
+            f"a flow has the features of its data: this one has D = {flow.features}, and {dataset.name} has "
+            f"{dataset.features}; build it with features={dataset.features}"
+        )
+    for feature, (has, needs) in enumerate(zip(flow.states.sizes, dataset.categories, strict=True)):
+        if has < needs:
+            raise ModelError(
+                f"a flow has at least the categories of its data: this one has K = {has} at feature {feature} (from 0), and "
+                f"{dataset.name} has {needs}; build its layers and its base with categories=data.categories"
+            )
+    if flow.context_features not in (0, dataset.context_features):
+        raise ModelError(
+            f"this flow takes {flow.context_features} context features, and {dataset.name} has {dataset.context_features}; "
+            f"build its conditioners with context={dataset.context_features}"
+        )
+    sizes = torch.tensor(dataset.categories)
+    for split in dataset.parts.values():
+        if not split.stochastic and bool((split.values.amax(0).cpu() >= sizes).any()):
+            validate(split.values, dataset.categories)  # raises, and names the row
 
 
 def resume_run(
@@ -215,7 +240,7 @@ def reopen_run(
             f"the options in {run / 'config.json'} make another model than the one in that file, so its weights would mean "
             "something else; go on with the version of xorflow that began the run, or begin anew with another --out"
         )
-    _check(options, estimator, flow)
+    _check(options, estimator, flow, dataset)
     if saved:  # the weights are those of the checkpoint
         _freeze(options, flow)
     else:
