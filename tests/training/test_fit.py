@@ -194,9 +194,9 @@ def test_other_features_or_another_context_are_refused_before_any_work(tmp_path:
     data = tiny_dataset()
     base = xf.FactorisedBase(6, categories=3)
     narrow = xf.LatentFlow([xf.Layer(xf.MADE(5, (8,)))], xf.FactorisedBase(5))
-    with pytest.raises(ModelError, match="this one has D = 5, and .* has 6; build it with features=6"):
+    with pytest.raises(ModelError, match=r"this one has D = 5, and .* has 6; build it with features=6"):
         xf.fit(narrow, data, out=tmp_path / "run", **QUICK)
     seeing = xf.LatentFlow([xf.Layer(xf.MADE(6, (8,), categories=3, context=2))], base)
-    with pytest.raises(ModelError, match="takes 2 context features, and .* has 0"):
+    with pytest.raises(ModelError, match=r"takes 2 context features, and .* has 0"):
         xf.fit(seeing, data, out=tmp_path / "run", **QUICK)
     assert not (tmp_path / "run").exists()

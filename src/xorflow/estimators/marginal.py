@@ -26,8 +26,9 @@ class Marginal(Estimator):
 
     unbiased for the gradient of the bound; with S = 1 there is no baseline.
 
-    Of a `Mixture` of flows of depth 1: its exact likelihood; or, `in_turn`, the mean of its components' log-likelihoods,
-    each row by one of them: a bound on that of the mixture if its weights are equal, and none if they are not. The components may share a network, which then learns several orderings.
+    Of a `Mixture` of flows of depth 1: its exact likelihood; or, `in_turn`, the mean of its components' log-likelihoods, each
+    row by one of them, which is a bound on the mixture's if its weights are equal, and none if they are not. The components
+    may share a network, which then learns several orderings.
 
     With `grey`, for binary data that are drawn afresh from chances g, as images are from grey values, at depth 1,
 

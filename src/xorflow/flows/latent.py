@@ -97,7 +97,7 @@ class LatentFlow(Stack):
         rows = max(1, ENUMERATION_LIMIT // len(u))  # so that memory is bounded by the limit, not by the batch
         parts = [
             self._sum_over(u, x[i : i + rows], None if context is None else context[i : i + rows])
-            for i in range(0, len(x), rows)
+            for i in range(0, max(1, len(x)), rows)
         ]
         return torch.cat(parts)
 
