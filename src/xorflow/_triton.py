@@ -21,7 +21,9 @@ def _marginal_forward(logits, x, base, out, width, group, BLOCK: tl.constexpr):
     phi = tl.load(logits + row * width + cols, mask=inside, other=0.0)
     sign = 2.0 * tl.load(x + row * width + cols, mask=inside, other=0.0) - 1.0
     signed = sign * tl.load(base + (row // group) * width + cols, mask=inside, other=0.0)
-    # log p(x) + log((1 - f) + f p(1 - x) / p(x))
+    # log p(x) + log((1 - f) + f p(1 - x) / p(x)), mirrored where f > 1/2, so that nothing cancels
+    signed = tl.where(phi > 0.0, -signed, signed)
+    phi = -tl.abs(phi)
     value = -_softplus(-signed) + _softplus(phi - signed) - _softplus(phi)
     tl.store(out + row, tl.sum(tl.where(inside, value, 0.0), 0))
 
@@ -44,8 +46,10 @@ def _marginal_backward(
         sign = 2.0 * tl.load(x + place, mask=inside, other=0.0) - 1.0
         weight = tl.load(g + run * group + lines, mask=lines < group, other=0.0)[:, None]
         signed = sign * b
-        chosen = tl.sigmoid(phi - signed)
-        tl.store(g_logits + place, weight * (chosen - tl.sigmoid(phi)), mask=inside)
+        mirror = tl.where(phi > 0.0, -1.0, 1.0)
+        far = tl.sigmoid(mirror * (phi - signed))
+        tl.store(g_logits + place, weight * mirror * (far - tl.sigmoid(-tl.abs(phi))), mask=inside)
+        chosen = tl.where(phi > 0.0, 1.0 - far, far)
         total += tl.where(inside, weight * sign * (tl.sigmoid(-signed) - chosen), 0.0)
     tl.store(g_base + run * width + cols, tl.sum(total, 0), mask=inside_cols)
 

@@ -41,6 +41,27 @@ def test_marginal_matches_float64_autograd(rows: int, features: int) -> None:
         assert float((ours - reference).norm() / reference.norm()) < 1e-5
 
 
+def test_marginal_at_large_logits() -> None:
+    sizes = torch.tensor([0.5, 20.0, 1e3, 1e4, 1e6, torch.inf])
+    rows = torch.cartesian_prod(
+        torch.cat([-sizes, sizes]), torch.tensor([-7.0, 0.3]), torch.tensor([0.0, 1.0])
+    )
+    logits, base, x = (column[:, None].contiguous().to(CUDA) for column in rows.T)
+    phi, b = logits.clone().requires_grad_(), base.clone().requires_grad_()
+    value = _kernels.marginal_total(phi, x, b)
+    value.sum().backward()
+    f, one = logits.double().sigmoid(), base.double().sigmoid()
+    p = torch.where(x > 0, one, 1 - one)
+    wanted = ((1 - f) * p + f * (1 - p)).log().squeeze(-1)
+    torch.testing.assert_close(value.detach().double(), wanted, rtol=1e-5, atol=1e-6)
+    for gradient in (phi.grad, b.grad):
+        assert gradient is not None
+        assert bool(gradient.isfinite().all())
+    assert phi.grad is not None
+    exact = f * (1 - f) * (1 - 2 * p) / wanted.exp()[:, None]
+    torch.testing.assert_close(phi.grad.double(), exact, rtol=1e-4, atol=1e-9)
+
+
 @pytest.mark.parametrize("start", [0, 1, 7, 8, 1_000_003, 2**33 + 5])
 def test_philox_is_numpys(start: int) -> None:
     for seed, stride, windows, count in [(0, 0, 1, 1), (5, 17, 3, 100), (2**40 + 1, 10_000, 4, 4097)]:
