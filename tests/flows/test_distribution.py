@@ -160,7 +160,7 @@ def test_no_rows_have_no_likelihoods(name):
 
 def test_rows_and_context_that_do_not_broadcast_are_refused():
     flow = zoo.make("D3 context")
-    with pytest.raises(DataError, match=r"x has \(5,\), and the context \(4,\)"):
+    with pytest.raises(DataError, match=r"these have \(5,\) and \(4,\)"):
         flow(torch.zeros(4, 2)).log_prob(torch.zeros(5, 3))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from xorflow._states import Alphabet
+from xorflow.conditioners.base import common_lead
 from xorflow.data import validate
 from xorflow.errors import DataError, ModelError
 from xorflow.flows.sampling import SampleNoise, complete
@@ -71,7 +72,7 @@ class ModelDistribution(Distribution):
         """Exact log p(x) in nats; raises `Intractable`, naming what to call instead, where there is no exact value."""
         x = validate(torch.as_tensor(value), self._model.states.sizes, allow_empty=True)
         x = x.to(self._model.device)
-        lead = self._lead(x)
+        lead = common_lead(x.shape[:-1], self.batch_shape)
         rows = x.expand(*lead, self._model.features).reshape(lead.numel(), self._model.features)
         context = self._rows_of_context(lead)
         size = _ROWS_AT_A_TIME
@@ -84,16 +85,6 @@ class ModelDistribution(Distribution):
             )  # no rows are one empty batch, which fails where any would
         ]
         return torch.cat(parts).reshape(lead)
-
-    def _lead(self, x: Tensor) -> torch.Size:
-        """The leading shape of x and of the context, which must broadcast."""
-        try:
-            return torch.broadcast_shapes(x.shape[:-1], self.batch_shape)
-        except RuntimeError:
-            raise DataError(
-                f"rows and context have one leading shape, or shapes that broadcast: x has {tuple(x.shape[:-1])}, and the "
-                f"context {tuple(self.batch_shape)}; give one row of context for each row of x, or one for all"
-            ) from None
 
     def _rows_of_context(self, lead: torch.Size) -> Tensor | None:
         return (
@@ -139,7 +130,7 @@ class FlowDistribution(ModelDistribution):
             raise DataError(
                 f"known is one boolean for each of the {self.flow.features} features, got {mask.dtype} {tuple(mask.shape)}"
             )
-        lead = self._lead(x)
+        lead = common_lead(x.shape[:-1], self.batch_shape)
         rows = self.flow.encode(x.expand(*lead, -1).reshape(-1, self.flow.features))
         noise = SampleNoise.draw(self.flow, torch.Size([len(rows)]), generator)
         y = self.flow.encode(self.flow.base.sample(noise.base))
