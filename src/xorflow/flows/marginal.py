@@ -51,9 +51,9 @@ class _MarginalTotal(Function):
     @staticmethod
     def forward(logits: Tensor, x: Tensor, zero: Tensor, one: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         likely = (x - positive(logits)).abs_()  # the state after the likelier u
-        near, below = torch.lerp(zero, one, likely), -logits.abs()
+        near, below = torch.lerp(zero, one, likely), logits.abs().neg_()
         raised = torch.lerp(one, zero, likely).sub_(near).add_(below)
-        return (near + softplus(raised)).sub_(softplus(below)).sum(-1), likely, raised
+        return near.add_(softplus(raised)).sub_(softplus(below)).sum(-1), likely, raised
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:

@@ -41,13 +41,9 @@ class _LogMixture(Function):
     @staticmethod
     def forward(logits: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         mirror = positive(logits)
-        near, far = (
-            torch.lerp(low, high, mirror),
-            torch.lerp(high, low, mirror),
-        )  # the likelier u, and the other
-        below = -logits.abs()
-        raised = far - near + below
-        return (near + softplus(raised)).sub_(softplus(below)), raised
+        near, below = torch.lerp(low, high, mirror), logits.abs().neg_()  # near: of the likelier u
+        raised = torch.lerp(high, low, mirror).sub_(near).add_(below)
+        return near.add_(softplus(raised)).sub_(softplus(below)), raised
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
