@@ -13,6 +13,7 @@ from xorflow.training.run import (
     fit,
     load,
     open_run,
+    prepare_run,
     resume_run,
     train_run,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "mixture_of",
     "open_run",
     "plan",
+    "prepare_run",
     "read_config",
     "read_config_file",
     "read_result",

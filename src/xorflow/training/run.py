@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Mapping
@@ -101,8 +102,34 @@ def fit(
     if start == "data":
         start_from_data(flow, data.train)
     if folder is not None:
-        write_config(folder, chosen, flow, data)
+        _write_beginning(folder, chosen, flow, data)
     return complete_run(_trainer(flow, estimator, data, chosen, folder, observer))
+
+
+def prepare_run(flow: Trainable, options: Options, dataset: Dataset, out: Path) -> None:
+    """Make the folder of a run whose model was built in Python, with the weights that it begins with, untrained.
+
+    `resume_run`, `run_jobs` and `xorflow train --resume` then train it as any other. Layers without a weight that learns stay
+    as they are.
+
+    Args:
+        flow: the model.
+        options: of the run; those that describe a model have their defaults, and `layers` is None.
+        dataset: the data that the options name.
+        out: a new folder.
+    """
+    _check(options, build_estimator(options.estimator), flow, dataset)
+    prepare_folder(out)
+    _write_beginning(out, options, flow, dataset)
+
+
+_BEGINNING = "beginning"
+"""The file of the weights that a model built in Python begins with: no options describe how it got them."""
+
+
+def _write_beginning(run: Path, options: Options, flow: Trainable, dataset: Dataset) -> None:
+    save_tensors(run, _BEGINNING, flow.state_dict())
+    write_config(run, options, flow, dataset)  # last: a folder with a configuration can be resumed
 
 
 def train_run(
@@ -136,7 +163,7 @@ def begin_run(
     _check(options, estimator, flow, dataset)
     _start(options, flow, dataset)
     prepare_folder(out)
-    write_config(out, options, flow, dataset)
+    (write_config if options.layers is not None else _write_beginning)(out, options, flow, dataset)
     return _trainer(flow, estimator, dataset, options, out, observer)
 
 
@@ -236,6 +263,8 @@ def reopen_run(
     _check(options, estimator, flow, dataset)
     if saved:  # the weights are those of the checkpoint
         _freeze(options, flow)
+    elif options.layers is None:
+        _install_weights(flow, run, _BEGINNING)
     else:
         _start(options, flow, dataset)
     return _trainer(flow, estimator, dataset, options, run, observer)
@@ -402,17 +431,20 @@ def open_run(run: Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Modu
 
 
 def untrained(run: Run) -> Trainable:
-    """The flow of a run as its training began; only for a run whose model its options describe."""
-    if run.options.layers is None:
+    """The flow of a run as its training began."""
+    if run.options.layers is not None:
+        return started_flow(run.options, run.data()).eval()
+    if not list(run.folder.glob(f"{_BEGINNING}.*")):
         raise ConfigError(
-            f"the run in {run.folder} was made by fit(), or combines others, and how its flow began is not kept; take its "
-            "trained weights"
+            f"the run in {run.folder} combines others, and none of its weights was trained there; take these"
         )
-    return started_flow(run.options, run.data()).eval()
+    flow = copy.deepcopy(run.flow)
+    _install_weights(flow, run.folder, _BEGINNING)
+    return flow
 
 
-def _install_weights(flow: Trainable, run: Path) -> None:
-    weights = load_tensors(run, "weights")
+def _install_weights(flow: Trainable, run: Path, stem: str = "weights") -> None:
+    weights = load_tensors(run, stem)
     expected = flow.state_dict()
     for name, tensor in expected.items():
         if name not in weights or weights[name].shape != tensor.shape:

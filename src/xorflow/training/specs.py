@@ -56,16 +56,21 @@ _Shared = list[SequenceConditioner]
 
 def _flow_to_spec(flow: LatentFlow, shared: _Shared) -> dict[str, Any]:
     return {
-        "layers": [
-            {
-                "conditioner": _conditioner_to_spec(layer.conditioner, shared),
-                "transform": _part_to_spec(layer.transform),
-                "posterior": None if layer.posterior is None else _part_to_spec(layer.posterior),
-                "relative": layer.relative,
-            }
-            for layer in flow.layers
-        ],
+        "layers": [_layer_to_spec(layer, shared) for layer in flow.layers],
         "base": flow.base.config(),
+    }
+
+
+def _layer_to_spec(layer: Layer, shared: _Shared) -> dict[str, Any]:
+    """A layer none of whose weights learns is kept as such."""
+    weights = list(layer.parameters())
+    is_frozen = bool(weights) and not any(weight.requires_grad for weight in weights)
+    return {
+        "conditioner": _conditioner_to_spec(layer.conditioner, shared),
+        "transform": _part_to_spec(layer.transform),
+        "posterior": None if layer.posterior is None else _part_to_spec(layer.posterior),
+        "relative": layer.relative,
+        **({"frozen": True} if is_frozen else {}),
     }
 
 
@@ -134,9 +139,10 @@ def _part_from_spec(spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]
 
 def _layer_from_spec(spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]], shared: _Shared) -> Layer:
     posterior = spec["posterior"]
-    return Layer(
+    layer = Layer(
         _conditioner_from_spec(spec["conditioner"], parts, shared),
         _part_from_spec(spec["transform"], parts),
         None if posterior is None else _part_from_spec(posterior, parts),
         spec.get("relative", False),
     )
+    return layer.requires_grad_(not spec.get("frozen", False))
