@@ -128,6 +128,14 @@ MEMBERS: dict[str, Callable[[], LatentFlow]] = {
     "coupling D3 alternate, context": lambda: flow(coupling(3, "alternate", context=2)),
     "coupling K 2, 3, 4": lambda: flow(coupling(3, categories=(2, 3, 4))),
     "coupling K3 twice": lambda: flow(coupling(2, categories=3), coupling(2, categories=3, flip=True)),
+    "coupling D3 depth 2 posterior": lambda: flow(
+        inferred(coupling(3, "alternate")), inferred(coupling(3, "alternate", flip=True))
+    ),
+    "coupling D3 relative posterior": lambda: flow(inferred(coupling(3), ("x",), relative=True), learned=True),
+    "coupling K 2, 3 depth 2 posterior": lambda: flow(
+        inferred(coupling(2, categories=(2, 3))),
+        inferred(coupling(2, flip=True, categories=(2, 3)), ("x", "previous"), relative=True),
+    ),
     # several layers on the running state
     "D1 depth 2": lambda: flow(made(1), made(1)),
     "D3 depth 2 reversed": lambda: flow(made(3), made(3, "reversed")),

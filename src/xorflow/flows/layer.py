@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import overload
 
+import torch
 from torch import Tensor, nn
 
+from xorflow._states import NEVER
 from xorflow.conditioners.base import Conditioner, Source
 from xorflow.errors import ModelError
 from xorflow.flows.nodes import Nodes, make_nodes
@@ -17,6 +19,8 @@ from xorflow.transforms import ModularShift, Transform
 class Layer(nn.Module):
     """One step from data to base.
 
+    A coupling leaves the features of its mask alone: there p puts all mass on u = 0, and so does q, whatever its network says.
+
     Args:
         conditioner: the generator's network, p(u | what it sees).
         transform: the bijections to choose from; a shift modulo K (xor for K = 2) by default.
@@ -25,6 +29,7 @@ class Layer(nn.Module):
     """
 
     valid: Tensor
+    unmoved: Tensor | None
 
     def __init__(
         self,
@@ -55,6 +60,8 @@ class Layer(nn.Module):
                 "give a posterior, and a conditioner without 'own'"
             )
         self.register_buffer("valid", self.transform.choices.valid(), persistent=False)
+        mask = conditioner.mask
+        self.register_buffer("unmoved", None if mask is None else mask.clone(), persistent=False)
 
     def _check_fit(self, role: str, network: Conditioner) -> None:
         for what, have, need in (
@@ -84,11 +91,20 @@ class Layer(nn.Module):
         """q(u | what it sees) at a point of the pass; `generator` are p's nodes there, if they are known already."""
         if self.posterior is None:
             raise ModelError("this needs a posterior in every layer; build Layer(..., posterior=MLP(...))")
-        if not self.relative:
-            return self._nodes(self.posterior, point.inputs(None), context)
-        known = generator or self.generator_nodes(point, context)
-        logits = self.posterior(point.inputs(None), context) + known.logits
-        return make_nodes(logits, self.transform.choices, self.valid)
+        logits = self.posterior(point.inputs(None), context)
+        if self.relative:
+            logits = logits + (generator or self.generator_nodes(point, context)).logits
+        return make_nodes(self._on_support(logits), self.transform.choices, self.valid)
+
+    def _on_support(self, logits: Tensor) -> Tensor:
+        """Logits that are certain of u = 0, and have no gradient, at features that the layer leaves alone."""
+        if self.unmoved is None:
+            return logits
+        if self.transform.choices.binary:
+            return logits.masked_fill(self.unmoved, NEVER)
+        identity = torch.arange(logits.shape[-1], device=logits.device) == 0
+        certain = torch.where(identity, 0.0, NEVER).to(logits)
+        return torch.where(self.unmoved[:, None], certain, logits)
 
     def _nodes(self, network: Conditioner, inputs: dict[Source, Tensor], context: Tensor | None) -> Nodes:
         return make_nodes(network(inputs, context), self.transform.choices, self.valid)

@@ -129,7 +129,7 @@ def _start_couplings(flow: LatentFlow, train: Split) -> list[Tensor]:
         left = left & ~own
         taken.append(own)
     if flow.base.learned:
-        logs = frequencies.log()
+        logs = frequencies.clamp_min(1e-300).log()  # finite at the padding of features with fewer categories
         rates = logs[:, 1] - logs[:, 0] if flow.states.binary else logs
         flow.base.logits[left] = rates.to(flow.base.logits)[left]
     return taken
