@@ -231,3 +231,15 @@ def test_digits_given_their_labels(tmp_path: Path, xorflow: Command) -> None:
     assert np.array(digits).shape == (3, 784)
     refused = xorflow("score", run, "--data", rows_file(tmp_path / "rows.npy")).refused()
     assert "this run is conditioned on it" in refused
+
+
+def test_a_run_that_is_worse_than_independent_columns_says_so(xorflow: Command, tmp_path: Path) -> None:
+    np.save(tmp_path / "bits.npy", np.random.default_rng(0).integers(0, 2, (80, 12), dtype=np.uint8))
+    shared = ("train", "--data", tmp_path / "bits.npy", *SMALL)
+    worse = xorflow(*shared, "--start", "random", "--lr", "1", "--out", tmp_path / "worse")
+    words = json.loads((tmp_path / "worse" / "result.json").read_text(encoding="utf-8"))["warning"]
+    assert "independent columns have" in words
+    assert "--start data" in words
+    assert words in " ".join(worse.out.split())
+    xorflow(*shared, "--lr", "1e-9", "--out", tmp_path / "same")
+    assert "warning" not in json.loads((tmp_path / "same" / "result.json").read_text(encoding="utf-8"))

@@ -174,7 +174,9 @@ def test_own_rewards_alone_are_biased_before_the_last_layer(name):
             assert gap(found, exact) > BIASED
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if zoo.make(name).features > 1])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if zoo.make(name).features > 1 and "coupling" not in name]
+)  # kl=printed follows an ordering
 def test_the_suffix_with_the_score_of_the_whole_layer_is_biased(name):
     """As printed; the d-th suffix belongs to the d-th score alone."""
     found = expectation(plain(kl="printed"), zoo.make(name))

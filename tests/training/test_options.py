@@ -55,7 +55,7 @@ def test_replace_changes_only_what_it_is_told() -> None:
         ("transform", "multiply", "shift, affine"),
         ("conditioner", "cnn", "made, coupling"),
         ("base", "free", "learned, fixed"),
-        ("start", "zero", "data, random"),
+        ("start", "zero", "data, biases, random"),
         ("quiet", 1.0, "at least 0 and below 1; got 1.0"),
         ("quiet", 0.1, "--quiet is of transformers and recurrent networks; leave it out"),
         ("rotary", True, "--rotary is of transformers; leave it out"),

@@ -102,7 +102,7 @@ def test_a_run_with_more_layers(digits: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_start() -> None:
-    with pytest.raises(ConfigError, match=r"data, random, or the folder of a run.*got 'zero'"):
+    with pytest.raises(ConfigError, match=r"data, biases, random, or the folder of a run.*got 'zero'"):
         Options().replace(start="zero")
 
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
+from rich.text import Text
 
 from xorflow import training
 from xorflow.experiments import best_of_paper
@@ -95,6 +96,9 @@ def show_summary(console: Console, folder: Path, result: dict[str, Any], samples
         console.print("No data were held out, so there is no likelihood to report.")
     else:
         _show_figures(console, part, run_figures(result, part, best_of_paper().nll))
+    if "warning" in result:
+        line = Text.assemble(("warning: ", "bold yellow"), result["warning"])
+        console.print(line, "", sep="\n", soft_wrap=True, highlight=False)
     epochs = f"{result['epochs']} epoch{'s' if result['epochs'] != 1 else ''}"
     lines = (
         f"{result['parameters']:,} weights, {epochs}, {result['seconds']:.1f} s on {result['device']}",

@@ -149,6 +149,16 @@ def common_lead(*shapes: torch.Size) -> torch.Size:
         ) from None
 
 
+def linear_map(net: Conditioner, source: Source, slope: Tensor) -> Tensor:
+    """A linear map of all that a network sees, (inputs, outputs), that looks at one source alone."""
+    sources = list(net.sees)
+    widths = [net.alphabet(other).flat for other in sources]
+    whole = slope.new_zeros(sum(widths) + net.context_features, slope.shape[1])
+    first = sum(widths[: sources.index(source)])
+    whole[first : first + len(slope)] = slope
+    return whole
+
+
 def _parse_sees(sees: Mapping[str, str]) -> dict[Source, Dependence]:
     try:
         return {Source(s): Dependence(d) for s, d in sees.items()}

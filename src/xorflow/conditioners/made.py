@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from xorflow.conditioners.base import Conditioner, Dependence, Source
+from xorflow.conditioners.base import Conditioner, Dependence, Source, linear_map
 from xorflow.conditioners.incremental import IncrementalMADE, cut_into_blocks
 from xorflow.conditioners.masked import MaskedLinear, through
 from xorflow.conditioners.orderings import Order, ranks, resolve_order
@@ -158,6 +158,16 @@ class MADE(Conditioner):
         last = self.net[-1]
         assert isinstance(last, MaskedLinear)
         last.bias.copy_(logits.flatten().to(last.bias)[self._places])
+
+    @torch.no_grad()
+    def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
+        """Begin near a linear map of a source, (floats of a state, floats of the logits), as far as the ordering lets it."""
+        if self.skip is not None or not self.hidden:
+            direct = self._direct()
+            weights = linear_map(self, source, slope).T[self._places]
+            weights = weights if self.arrange is None else weights[:, self.arrange]
+            direct.weight.copy_(weights * direct.mask)
+        self.start_at(level)
 
     @torch.no_grad()
     def clear_direct(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from xorflow._states import NEVER
-from xorflow.conditioners.base import Conditioner, Source
+from xorflow.conditioners.base import Conditioner, Source, linear_map
 from xorflow.conditioners.orderings import coupling_mask
 from xorflow.errors import ModelError
 
@@ -33,6 +33,7 @@ class MLP(Conditioner):
         categories: K, or K_d for each feature.
         choices: U_d; as many as categories by default.
         sees: the sources, each seen wholly; `("x",)` by default.
+        direct: add connections from the input to the output.
         context: the number of context features.
     """
 
@@ -44,6 +45,7 @@ class MLP(Conditioner):
         categories: int | Sequence[int] = 2,
         choices: int | Sequence[int] | None = None,
         sees: Sequence[str] = ("x",),
+        direct: bool = False,
         context: int = 0,
     ) -> None:
         super().__init__(
@@ -57,12 +59,24 @@ class MLP(Conditioner):
         self.hidden = tuple(hidden)
         width = sum(self.alphabet(s).flat for s in self.sees) + context
         self.net = _perceptron([width, *self.hidden, self.choices.flat])
+        self.skip = nn.Linear(width, self.choices.flat, bias=False) if direct and self.hidden else None
 
     def config(self) -> dict[str, Any]:
-        return super().config() | {"hidden": list(self.hidden), "sees": [str(source) for source in self.sees]}
+        own = {"hidden": list(self.hidden), "sees": [str(source) for source in self.sees]}
+        return super().config() | own | ({} if self.skip is None else {"direct": True})
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
-        return self.shape_logits(self.net(self.flatten(inputs, context)))
+        flat = self.flatten(inputs, context)
+        out = self.net(flat)
+        return self.shape_logits(out if self.skip is None else out + self.skip(flat))
+
+    @torch.no_grad()
+    def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
+        """Begin near a linear map of a source, (floats of a state, floats of the logits), where there is a linear path."""
+        linear = self.skip if self.hidden else self.net[-1]
+        if isinstance(linear, nn.Linear):
+            linear.weight.copy_(linear_map(self, source, slope).T)
+        self.start_at(level)
 
     @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:
@@ -120,6 +134,15 @@ class Diagonal(Conditioner):
     @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:
         self.level.copy_(logits.reshape(self.level.shape).to(self.level))
+
+    @torch.no_grad()
+    def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
+        """Begin at a linear map of the source, as far as each logit is of its own feature."""
+        assert source is self._source
+        features, into, out = self.slope.shape
+        every = torch.arange(features)
+        self.slope.copy_(slope.reshape(features, into, features, out)[every, :, every])
+        self.start_at(level)
 
 
 class Coupling(Conditioner):

@@ -310,12 +310,15 @@ def _posterior(
     before = [] if index == 0 else ["previous" if options.variant == "chain" else "state"]
     shared = _shared(dataset, transform)
     if options.posterior == "diagonal":
-        return Diagonal(dataset.features, sees=(["x", *before])[-1], **shared)
+        return Diagonal(dataset.features, sees="state" if "state" in before else "x", **shared)
+    # Bayes' rule, where posteriors begin, is linear
+    direct = options.start != "biases"
     if options.posterior in ("mlp", "linear"):
         hidden = _hidden(options, index) if options.posterior == "mlp" else ()
-        return MLP(dataset.features, hidden, sees=["x", *before], **shared)
+        return MLP(dataset.features, hidden, sees=["x", *before], direct=direct, **shared)
+    known = resolve_order(order, dataset.features, _image_shape(dataset)) if order in OF_IMAGES else order
     sees = dict.fromkeys(["x", *before], "up to")
-    return MADE(dataset.features, _hidden(options, index), order=order, sees=sees, **shared)
+    return MADE(dataset.features, _hidden(options, index), order=known, sees=sees, direct=direct, **shared)
 
 
 def layer_orders(order: str, layers: int) -> list[str]:

@@ -213,9 +213,8 @@ def start_from_code(flow: LatentFlow, code: Code) -> None:
     reader = flow.layers[-1].conditioner
     assert isinstance(reader, MADE)
     ones, still = code.written(), (code.ones > 0.5).float()
-    logits = start_logits(
-        torch.stack((1 - ones, ones), -1), flow.base.log_table().exp().to(ones), binary=True
-    )
+    table = flow.base.log_table().exp().to(ones)
+    logits = start_logits(torch.stack((1 - ones, ones), -1), table, flow.layers[-1].transform)
     for group in code.groups:
         _read(reader, group, still, logits)
     reader.start_at(logits)

@@ -55,9 +55,9 @@ class Options:
         transform: `shift` or `affine` (modulo K).
         base: `learned` or `fixed`.
         p0: the base's probability of category 0, the first one if learned; by default 0.9, learned 0.998.
-        start: `data` begins with the output biases at the data's frequencies, `random` as the networks come; or RUN, the folder
-            of a finished run, whose layers become the last ones, the others near the identity, and whose base is taken over
-            unless p0 is given.
+        start: `data` begins at independent features, posteriors at Bayes' rule; `biases` with the generators' output biases
+            alone at the data's frequencies, `random` as the networks come; or RUN, the folder of a finished run, whose layers
+            become the last ones, the others near the identity, and whose base is taken over unless p0 is given.
         code: GROUPSxFEATURES, as 3x7: the layers before the last write the values of that many features, as one flip a group,
             into features that hardly vary, and keep their weights; the last one, a MADE with direct connections, reads them.
         freeze: how many layers, from the first, keep the weights that they start with.
@@ -236,7 +236,7 @@ OF_A_MODEL = (
 )
 """Options that describe a model, and mean nothing beside one that was built in Python."""
 
-STARTS = ("data", "random")
+STARTS = ("data", "biases", "random")
 """Where a run may begin; anything else is the folder of a run that it begins from."""
 
 _MOST = 2**31  # of whatever is counted: more is a slip of the finger

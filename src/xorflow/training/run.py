@@ -255,14 +255,15 @@ def reopen_run(
     dataset = data_of_run(run, options, config["data_format"], dataset)
     saved = (run / "checkpoints" / "latest.json").exists()
     flow = _fresh_flow(options, dataset, config["model"])
+    _freeze(options, flow)
     if options.layers is not None and _written(flow) != _written_anew(config["model"]):
         raise CheckpointError(
             f"the options in {run / 'config.json'} make another model than the one in that file, so its weights would mean "
             "something else; go on with the version of xorflow that began the run, or begin anew with another --out"
         )
     _check(options, estimator, flow, dataset)
-    if saved:  # the weights are those of the checkpoint
-        _freeze(options, flow)
+    if saved:
+        pass  # the weights are those of the checkpoint
     elif options.layers is None:
         _install_weights(flow, run, _BEGINNING)
     else:
@@ -306,8 +307,8 @@ def started_flow(options: Options, dataset: Dataset, model: dict | None = None) 
 
 def _start(options: Options, flow: Trainable, dataset: Dataset) -> None:
     """Give a flow the weights that training begins with, and freeze what keeps them."""
-    if options.start == "data" and options.code is None:  # a code comes with its start
-        start_from_data(flow, dataset.train)
+    if options.start in ("data", "biases") and options.code is None:  # a code comes with its start
+        start_from_data(flow, dataset.train, posteriors=options.start == "data")
     if options.start not in STARTS:
         run = Path(options.start)
         if not run.is_dir():
@@ -365,9 +366,12 @@ def _result(trainer: Trainer) -> dict[str, Any]:
     flow, dataset, options = trainer.flow, trainer.dataset, trainer.options
     parts = report(flow, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
     reference = dataset.test or dataset.validation
+    independent = None if reference is None else independent_nll(dataset, reference)
+    worse = worse_than_independent(parts.get("test" if dataset.test else "validation"), independent, options)
     return {
         **parts,
-        "independent_nll": None if reference is None else independent_nll(dataset, reference),
+        "independent_nll": independent,
+        **({} if worse is None else {"warning": worse}),
         "seed": options.seed,
         "epochs": options.epochs,
         "best_epoch": trainer.progress.best_epoch,
@@ -378,6 +382,24 @@ def _result(trainer: Trainer) -> dict[str, Any]:
         "device": str(trainer.device),
         "data": dataset.describe(),
     } | ({} if trainer.not_captured is None else {"not_captured": trainer.not_captured})
+
+
+def worse_than_independent(
+    figures: Mapping[str, Any] | None, independent: float | None, options: Options
+) -> str | None:
+    """What to say, and to try, if a model is no better than one that ignores how features depend on each other."""
+    if figures is None or independent is None or figures["nll"] <= independent:
+        return None
+    exact = figures["kind"] == "exact"
+    ways = ["train longer (--epochs)"]
+    ways += [] if options.base == "learned" else ["let the base learn (--base learned)"]
+    ways += [] if options.start == "data" else ["begin at independent columns (--start data)"]
+    ways += [] if exact else ["evaluate with more samples (--evaluation-samples), for a bound may be loose"]
+    ways += [] if options.estimator.startswith("marginal") else ["train by --estimator marginal"]
+    return (
+        f"this model {'has' if exact else 'has at most'} {figures['nll']:.2f} nats, and independent columns have "
+        f"{independent:.2f}: it has learned nothing of how columns depend on each other. Try to {', to '.join(ways)}"
+    )
 
 
 # ---- folders ----

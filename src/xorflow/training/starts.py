@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners import MLP, Conditioner, Diagonal, SequenceConditioner
+from xorflow.conditioners import MADE, MLP, Conditioner, Diagonal, SequenceConditioner
 from xorflow.conditioners.base import Source
 from xorflow.data import Split
 from xorflow.errors import ConfigError
 from xorflow.flows import LatentFlow, Layer, Mixture
 from xorflow.training.step import Trainable
+from xorflow.transforms import Transform
 
 _NEARLY_IDENTITY = 7.0
 """The log-odds of the identity in layers that are put before those of a run: of a thousand features about one is flipped,
@@ -76,63 +78,107 @@ def _settings_of(module: nn.Module, name: str) -> list[Any]:
 
 
 @torch.no_grad()
-def start_from_data(flow: Trainable, train: Split) -> None:
-    """Begin where independent features are: the last layer from frequencies, the others near the identity.
+def start_from_data(flow: Trainable, train: Split, *, posteriors: bool = True) -> None:
+    """Begin where independent features are, as far as the base and the masks of couplings can express them.
 
-    The frequencies are those of the training data; with a base concentrated on category 0, the choice u
-    then has about the distribution of x. Couplings leave the frequencies to a learned base.
+    In orderings the last layer has the frequencies of the training data, and the others are near the identity; with a base
+    concentrated on category 0, the choice u then has about the distribution of x. In couplings a learned base has the
+    frequencies; on a fixed one each feature's last layer that moves it. Posteriors begin at Bayes' rule, which is linear in the
+    state, so that no divergence is paid before anything is learned.
+
+    Args:
+        flow: what is to be trained.
+        train: the data.
+        posteriors: if not, only what this start gave before posteriors had one: biases of generators, and Bayes' rule for
+            those posteriors that correct the generator. The rows of the paper began so.
     """
     if isinstance(flow, Mixture):
         for component in flow:
             if isinstance(component, LatentFlow):
-                start_from_data(component, train)
+                start_from_data(component, train, posteriors=posteriors)
         return
     start = _start_orderings if flow.layers[-1].conditioner.mask is None else _start_couplings
-    for layer, taken in zip(flow.layers, start(flow, train), strict=True):
-        _start_at_bayes(layer, flow.base, taken)
+    for layer, (logits, taken) in zip(flow.layers, start(flow, train, posteriors), strict=True):
+        layer.conditioner.start_at(logits)
+        if layer.relative or posteriors:
+            _start_at_bayes(layer, flow.base, logits, taken)
 
 
-def _start_orderings(flow: LatentFlow, train: Split) -> list[Tensor]:
-    """Give the last layer the frequencies; returns, for each layer, whose frequencies it has."""
-    table = flow.base.log_table().exp().double().cpu()  # (D, K)
-    frequencies = category_frequencies(train, flow.states.sizes)
-    last = flow.layers[-1]
-    if last.transform.choices == last.transform.states:
-        last.conditioner.start_at(start_logits(frequencies, table, flow.states.binary))
-    for layer in flow.layers[:-1]:
-        layer.conditioner.start_at(near_identity(layer, 3.0))
+_Start = tuple[Tensor, Tensor]
+"""The logits (D,) or (D, U) that a layer's generator begins with, and which features it takes to the base: booleans (D,)."""
+
+
+def _start_orderings(flow: LatentFlow, train: Split, posteriors: bool) -> list[_Start]:
+    """The last layer takes all features, by their frequencies."""
+    at_data = _logits_at_data(flow, train, flow.layers[-1])
+    odds = _odds_of_identity(flow) if posteriors else 3.0
     nothing = torch.zeros(flow.features, dtype=torch.bool)
-    return [*(nothing for _ in flow.layers[:-1]), ~nothing]
+    return [*((near_identity(layer, odds), nothing) for layer in flow.layers[:-1]), (at_data, ~nothing)]
 
 
-def _start_couplings(flow: LatentFlow, train: Split) -> list[Tensor]:
-    """No layer transforms all features: a learned base has the frequencies itself, and every layer is near the identity.
+def _start_couplings(flow: LatentFlow, train: Split, posteriors: bool) -> list[_Start]:
+    """No layer moves all features: a learned base has the frequencies itself, and layers are near the identity.
 
-    With posteriors that begin at Bayes' rule, whose draws lead to the base as it is, layers take features over: one that sees
+    With posteriors that correct the generator, whose draws lead to the base as it is, layers take features over: one that sees
     enough of those that none has taken begins with the frequencies of its own, and the last layer with those of all that it
-    can. The base keeps the rest. Returns, for each layer, what it has taken.
+    can. On a fixed base, without them, the last layer that moves a feature takes it. A learned base keeps the rest.
     """
-    frequencies = category_frequencies(train, flow.states.sizes)
-    at_data = start_logits(frequencies, flow.base.log_table().exp().double().cpu(), flow.states.binary)
     guided = all(layer.relative for layer in flow.layers) and flow.states.binary
-    left = torch.ones(flow.features, dtype=torch.bool)
-    taken = []
-    for layer in flow.layers:
-        # posteriors follow the generator where they correct nothing: flips that nothing asks for would have to be undone
-        logits, mask = near_identity(layer, 8.0 if guided else 5.0), layer.conditioner.mask
-        own = torch.zeros_like(left)
-        if guided and mask is not None:
-            wanted, seen = left & ~mask, left & mask
-            if layer is flow.layers[-1] or 2 * int(seen.sum()) >= int(wanted.sum()):
-                own = wanted
-        layer.conditioner.start_at(torch.where(own, at_data.to(logits), logits) if guided else logits)
-        left = left & ~own
-        taken.append(own)
+    if guided:
+        taken = _taken_early(flow)
+    elif posteriors and not flow.base.learned:
+        taken = _taken_late(flow)
+    else:
+        taken = [torch.zeros(flow.features, dtype=torch.bool) for _ in flow.layers]
+    # posteriors follow the generator where they correct nothing: flips that nothing asks for would have to be undone
+    odds = _odds_of_identity(flow) if posteriors else 8.0 if guided else 5.0
+    starts = []
+    for layer, own in zip(flow.layers, taken, strict=True):
+        logits, at_data = near_identity(layer, odds), _logits_at_data(flow, train, layer)
+        chosen = own if layer.transform.choices.binary else own[:, None]
+        starts.append((torch.where(chosen, at_data.to(logits), logits), own))
     if flow.base.learned:
-        logs = frequencies.clamp_min(1e-300).log()  # finite at the padding of features with fewer categories
+        left = ~torch.stack(taken).any(0)
+        logs = category_frequencies(train, flow.states.sizes).clamp_min(_LEAST).log()  # finite at the padding
         rates = logs[:, 1] - logs[:, 0] if flow.states.binary else logs
         flow.base.logits[left] = rates.to(flow.base.logits)[left]
+    return starts
+
+
+def _taken_early(flow: LatentFlow) -> list[Tensor]:
+    left, taken = torch.ones(flow.features, dtype=torch.bool), []
+    for layer in flow.layers:
+        mask = layer.conditioner.mask
+        assert mask is not None
+        wanted, seen = left & ~mask.cpu(), left & mask.cpu()
+        enough = layer is flow.layers[-1] or 2 * int(seen.sum()) >= int(wanted.sum())
+        taken.append(wanted if enough else torch.zeros_like(left))
+        left = left & ~taken[-1]
     return taken
+
+
+def _taken_late(flow: LatentFlow) -> list[Tensor]:
+    """Layers before see the data as they are."""
+    left, taken = torch.ones(flow.features, dtype=torch.bool), []
+    for layer in reversed(flow.layers):
+        mask = layer.conditioner.mask
+        assert mask is not None
+        taken.append(left & ~mask.cpu())
+        left = left & mask.cpu()
+    return taken[::-1]
+
+
+_LEAST = 1e-300
+_FEWEST_ODDS, _MOST_ODDS = 3.0, 8.0
+
+
+def _odds_of_identity(flow: LatentFlow) -> float:
+    """The log-odds of the identity with which all layers together move about half a feature of a row.
+
+    Each that is moved without need costs some nats at the start; what is never moved has no gradient to learn from.
+    """
+    others = max(layer.transform.choices.width for layer in flow.layers) - 1
+    return min(max(math.log(2 * flow.features * flow.depth * others), _FEWEST_ODDS), _MOST_ODDS)
 
 
 def near_identity(layer: Layer, log_odds: float) -> Tensor:
@@ -143,13 +189,13 @@ def near_identity(layer: Layer, log_odds: float) -> Tensor:
     return logits[:, 1] - logits[:, 0] if choices.binary else logits
 
 
-def _start_at_bayes(layer: Layer, base: FactorisedBase, taken: Tensor) -> None:
-    """Begin a correction of the generator at Bayes' rule: what a state says of u is log p(y), which is linear in the state.
+def _start_at_bayes(layer: Layer, base: FactorisedBase, start: Tensor, taken: Tensor) -> None:
+    """Begin a posterior at Bayes' rule: what a state says of u is log p(y), which is linear in the state.
 
-    Only for features that lead to the base from here; for the others, which later layers take, there is no correction.
+    Only for features that lead to the base from here; for the others, which later layers take, it begins at the generator.
     """
     net = layer.posterior
-    if not layer.relative or net is None or Source.PREVIOUS in net.sees:
+    if not isinstance(net, MLP | MADE | Diagonal):
         return
     states, table = layer.transform.states, base.log_table()
     units = torch.eye(states.flat).to(table)
@@ -159,33 +205,35 @@ def _start_at_bayes(layer: Layer, base: FactorisedBase, taken: Tensor) -> None:
     logits = (evidence[..., 1:] - evidence[..., :1]) if binary else evidence  # (1 + states, D, U)
     here = taken.to(table)[:, None]
     slope, level = (logits[1:] - logits[0]) * here, logits[0] * here
-    if isinstance(net, Diagonal):
-        own = torch.arange(states.features)
-        slope = slope.unflatten(0, (states.features, -1))[own, :, own]  # a unit speaks of its own feature
-        net.slope.copy_(slope.to(net.slope))
-        net.level.copy_(level.to(net.level))
-    elif isinstance(net, MLP) and not net.hidden:
-        _set_linear(net, slope.flatten(1), level.flatten())
+    if not layer.relative:
+        level = level + start.to(level).reshape(level.shape)
+    # in a chain the state is not seen, but the data are, which layers near the identity hardly change
+    source = Source.STATE if Source.STATE in net.sees else Source.X
+    net.start_linear(source, slope.flatten(1), level.flatten())
 
 
-def _set_linear(net: MLP, slope: Tensor, level: Tensor) -> None:
-    """Give a linear posterior the map of the state, or of the data where these are the state, that it begins with."""
-    sources = list(net.sees)
-    place = sources.index(Source.STATE if Source.STATE in sources else Source.X) * len(slope)
-    linear = net.net[-1]
-    assert isinstance(linear, nn.Linear)
-    linear.weight.zero_()  # what else it sees, such as context, says nothing more
-    linear.weight[:, place : place + len(slope)] = slope.T.to(linear.weight)
-    linear.bias.copy_(level)
+def _logits_at_data(flow: LatentFlow, train: Split, layer: Layer) -> Tensor:
+    """The logits of a layer's choices with which features that it takes have their frequencies."""
+    frequencies = category_frequencies(train, flow.states.sizes)
+    return start_logits(frequencies, flow.base.log_table().exp().double().cpu(), layer.transform)
 
 
-def start_logits(frequencies: Tensor, table: Tensor, binary: bool) -> Tensor:
-    """With which a last layer on the base `table` (D, K) has frequencies (D, K)."""
-    if not binary:
-        return frequencies.clamp_min(1e-3).log()
-    beta = table[:, 1]
-    flip = ((frequencies[:, 1] - beta) / (1 - 2 * beta)).clamp(5e-3, 1 - 5e-3)
-    return torch.logit(flip)
+def start_logits(frequencies: Tensor, table: Tensor, transform: Transform) -> Tensor:
+    """With which a last layer on the base `table` (D, K) has frequencies (D, K), if the base spreads the rest evenly."""
+    if transform.is_xor:
+        beta = table[:, 1]
+        flip = ((frequencies[:, 1] - beta) / (1 - 2 * beta)).clamp(5e-3, 1 - 5e-3)
+        return torch.logit(flip)
+    first = table[:, :1]
+    rest = (1 - first) / (torch.tensor(transform.states.sizes)[:, None] - 1).clamp_min(1)
+    wanted = torch.where(first > rest, (frequencies - rest) / (first - rest), frequencies)
+    # the choices that lead from a category to 0 share what it should have
+    valid = transform.choices.valid()
+    reached = transform.to_data_table[..., 0].cpu().expand(valid.shape)  # (D, U)
+    sharing = torch.zeros_like(frequencies).scatter_add_(-1, reached, valid.double())
+    chances = wanted.clamp_min(1e-3).gather(-1, reached) / sharing.gather(-1, reached).clamp_min(1)
+    logits = chances.log()
+    return logits[:, 1] - logits[:, 0] if transform.choices.binary else logits
 
 
 def category_frequencies(train: Split, sizes: tuple[int, ...]) -> Tensor:
