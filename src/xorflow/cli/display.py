@@ -11,8 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Column, Table
 
 from xorflow import training
-from xorflow.experiments import best_of_paper
-from xorflow.report import Figure, reported_part, run_figures
+from xorflow.cli.summary import PAPER_NLL, Figure, reported_part, run_figures
 
 _REFRESH_SECONDS = 0.2
 
@@ -94,7 +93,7 @@ def show_summary(console: Console, folder: Path, result: dict[str, Any], samples
     if part is None:
         console.print("No data were held out, so there is no likelihood to report.")
     else:
-        _show_figures(console, part, run_figures(result, part, best_of_paper().nll))
+        _show_figures(console, part, run_figures(result, part, PAPER_NLL))
     epochs = f"{result['epochs']} epoch{'s' if result['epochs'] != 1 else ''}"
     lines = (
         f"{result['parameters']:,} weights, {epochs}, {result['seconds']:.1f} s on {result['device']}",
