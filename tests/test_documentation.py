@@ -140,7 +140,7 @@ def test_options_named_in_the_text_exist(xorflow_help: str) -> None:
 @pytest.fixture
 def xorflow_help(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", "200")
-    names = ("train", "evaluate", "sample", "score", "combine", "reproduce", "study")
+    names = ("train", "evaluate", "sample", "score", "combine")
     for words in (["--help"], *([name, "--help"] for name in names)):
         run_command(["xorflow", *words], "help")
     return capfd.readouterr().out
@@ -153,7 +153,7 @@ def fields(value: dict[str, Any]) -> set[str]:
 def test_every_field_of_a_result_is_explained() -> None:
     page = (ROOT / "docs/getting_started.md").read_text(encoding="utf-8")
     table = page[page.index("### The fields of `result.json`") :]
-    result = json.loads((ROOT / "results/demo/result.json").read_text(encoding="utf-8"))
+    result = json.loads((ROOT / "research/results/demo/result.json").read_text(encoding="utf-8"))
     first_cells = " ".join(re.findall(r"^\|([^|]*)\|", table, flags=re.MULTILINE))
     explained = set(re.findall(r"`(\w+)`", first_cells))
     elsewhere = {"samples", "ess", "elbo_nll", "apart"}  # of a bound, a posterior, several runs

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from research.paper.figures import draw_curves, draw_grid, draw_samples
-from research.results import damage_as_error, write_table
-from xorflow.errors import DataError
-from xorflow.experiments import files as written
-from xorflow.experiments import find_budget
-from xorflow.report import read_results
+from research import results
+from research.budgets import find_budget
+from research.paper.figures import draw_best, draw_curves
+from research.paper.score import plan
+from research.results import damage_as_error, read_results, write_table
+from xorflow import DataError
 
 
 def run(phase: str, **changes: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def put(folder: Path, content: dict[str, Any]) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    written.write_compact(tmp_path / "plan.json", written.plan(find_budget("full")))
+    results.write(tmp_path / "plan.json", plan(find_budget("full")))
     for phase in ("select", "final"):
         put(tmp_path, run(phase))
     return tmp_path
@@ -46,24 +46,21 @@ def folder(tmp_path: Path) -> Path:
     [{"epoch": [1], "validation_nll": [1.0, 2.0]}, {"epoch": [1], "validation_nll": [None]}, {"epoch": [1]}, []],
 )  # fmt: skip
 def test_curves(folder: Path, metrics: Any) -> None:
-    path = put(folder, run("select", metrics=metrics))
+    put(folder, run("select", metrics=metrics))
     with pytest.raises(DataError) as error:
         draw_curves(read_results(folder), folder / "curves.png")
-    assert str(error.value).startswith(f"{path} is damaged (")
+    assert str(error.value).startswith("the record of a run of ste-1 is damaged (")
     assert not (folder / "curves.png").exists()
 
 
 @pytest.mark.parametrize("change", [{"bits": "!"}, {"bits": "AAAA"}, {"bits": 3}, {"shape": [100, 9, 9]}])
 def test_samples(folder: Path, change: dict[str, Any]) -> None:
     content = run("final")
-    path = put(folder, content | {"samples": content["samples"] | change})
-    results = read_results(folder)
+    put(folder, content | {"samples": content["samples"] | change})
+    found = read_results(folder)
     with pytest.raises(DataError) as error:
-        draw_samples(results, folder / "samples.png")
-    assert str(error.value).startswith(f"{path} is damaged (")
-    mixed = {key: value for key, value in results.runs[0].items() if key != "variant"}
-    with pytest.raises(DataError, match=r"runs/ste-1\.json is damaged"):
-        draw_grid("title", mixed, folder / "grid.png")
+        draw_best(found, folder / "samples.png")
+    assert str(error.value).startswith("the record of a run of ste-1 is damaged (")
     assert sorted(path.name for path in folder.iterdir()) == ["plan.json", "runs"]
 
 
@@ -71,9 +68,7 @@ def test_any_table(folder: Path) -> None:
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("division by zero")
 
-    with pytest.raises(
-        DataError, match=r"a file in .*runs is damaged \(ZeroDivisionError division by zero\)"
-    ):
-        write_table(folder, broken, broken)
+    with pytest.raises(DataError, match=r"a record in .* is damaged \(ZeroDivisionError division by zero\)"):
+        write_table(folder, "paper", broken, broken)
     with pytest.raises(DataError, match=r"^its own words$"), damage_as_error("a file"):
         raise DataError("its own words")

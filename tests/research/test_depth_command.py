@@ -1,4 +1,4 @@
-"""`xorflow depth` as a person types it: some rows in the smallest budget, what is refused, and how it goes on."""
+"""`python -m research depth` as a person types it: some rows in the smallest budget, what is refused, and how it goes on."""
 
 import base64
 import io
@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from command_line import Command
+from research.__main__ import main
 from research.depth.command import show_depths
 from tiny_runs import read
-from xorflow.cli import main
 
 SMOKE = ("depth", "--budget", "smoke", "--device", "cpu")
 ROWS = "ar-1-marginal,ar-1-plain,ar-2-code,ar-2-onto,made-1-mixture,coupling-4-nested-posterior,coupling-2-random-ste"
@@ -68,16 +68,16 @@ def test_the_table(smoke: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_second_time_there_is_nothing_to_do(smoke: Path, xorflow: Command) -> None:
+def test_a_second_time_there_is_nothing_to_do(smoke: Path, research: Command) -> None:
     before = files(smoke / "out/runs")
-    said = xorflow(*SMOKE, "--rows", ROWS, "--out", smoke / "out", "--work", smoke / "elsewhere")
+    said = research(*SMOKE, "--rows", ROWS, "--out", smoke / "out", "--work", smoke / "elsewhere")
     assert (said.code, said.err) == (0, "")
     assert files(smoke / "out/runs") == before
     assert "coupling-4-nested-posterior" in said.out
     assert said.out.endswith(f"picture  {smoke / 'out/depth.png'}\n")
 
 
-def test_what_is_missing_is_made_from_what_is_there(smoke: Path, xorflow: Command, tmp_path: Path) -> None:
+def test_what_is_missing_is_made_from_what_is_there(smoke: Path, research: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(smoke / "out", out)
     given = (*SMOKE, "--rows", "ar-2-onto", "--out", out)
@@ -86,13 +86,13 @@ def test_what_is_missing_is_made_from_what_is_there(smoke: Path, xorflow: Comman
     for path in lost:
         path.unlink()
     # without the weights that the row starts from, it says so
-    said = xorflow(*given, "--work", tmp_path / "empty")
+    said = research(*given, "--work", tmp_path / "empty")
     assert said.code == 2
     assert "row ar-2-onto starts from row ar-1-half, whose weights are not in" in said.err
     shutil.copytree(smoke / "work", tmp_path / "work")
     shutil.rmtree(tmp_path / "work/smoke/ar-2-onto.ours")
     kept = files(out / "runs")
-    assert xorflow(*given, "--work", tmp_path / "work").code == 0
+    assert research(*given, "--work", tmp_path / "work").code == 0
     assert [read(path)["evaluation"]["nll"] for path in lost] == figures
     assert kept.items() <= files(out / "runs").items()
 
@@ -109,10 +109,10 @@ def test_what_is_missing_is_made_from_what_is_there(smoke: Path, xorflow: Comman
     ],
 )
 def test_what_means_nothing_is_refused_before_any_work(
-    xorflow: Command, tmp_path: Path, arguments: str, words: str
+    research: Command, tmp_path: Path, arguments: str, words: str
 ) -> None:
     given = (*SMOKE, "--out", tmp_path / "out", "--work", tmp_path / "work", *arguments.split())
-    assert words in xorflow(*given).refused()
+    assert words in research(*given).refused()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -120,29 +120,29 @@ def test_what_means_nothing_is_refused_before_any_work(
     ("damage", "words"),
     [
         (lambda text: text[: len(text) // 2], "is damaged: it holds no JSON object; remove it"),
-        (lambda text: text.replace('"version": 1', '"version": "x"', 1), "xorflow depth did not write it"),
-        (lambda text: text.replace('"layers": [{', '"nothing": [{'), "is damaged: evaluation lacks 'layers'"),
+        (lambda text: text.replace('"version": 1', '"version": "x"', 1), "research depth did not write it"),
+        (lambda text: text.replace('"evaluation": {', '"nothing": {'), "is damaged: it lacks 'evaluation'"),
     ],
 )
-def test_damaged_results_are_named(xorflow: Command, smoke: Path, tmp_path: Path, damage, words: str) -> None:
+def test_damaged_results_are_named(
+    research: Command, smoke: Path, tmp_path: Path, damage, words: str
+) -> None:
     shutil.copytree(smoke / "out", tmp_path / "out")
     path = tmp_path / "out/runs/ar-1-marginal.ours.seed0.final.json"
     path.write_text(damage(path.read_text(encoding="utf-8")), encoding="utf-8")
     given = (*SMOKE, "--rows", "ar-1-marginal", "--out", tmp_path / "out", "--work", tmp_path / "work")
-    assert words in xorflow(*given).refused()
+    assert words in research(*given).refused()
 
 
-def test_results_of_another_command(xorflow: Command, smoke: Path, tmp_path: Path) -> None:
+def test_results_of_another_command(research: Command, smoke: Path, tmp_path: Path) -> None:
     work = ("--work", tmp_path / "work")
-    said = xorflow(
-        "reproduce", "--budget", "smoke", "--rows", "floor", "--out", smoke / "out", *work
-    ).refused()
-    assert "holds results of xorflow depth, and this is xorflow reproduce: choose another --out" in said
+    said = research("paper", "--budget", "smoke", "--rows", "floor", "--out", smoke / "out", *work).refused()
+    assert "holds results of research depth, and this is research paper: choose another --out" in said
     plan = json.loads((smoke / "out/plan.json").read_text(encoding="utf-8"))
     assert plan["experiment"] == "depth"
 
 
 def test_the_table_fits_80_columns(smoke: Path) -> None:
     text = io.StringIO()
-    show_depths(Console(file=text, width=80), read(smoke / "out/table.json"))
+    show_depths(read(smoke / "out/table.json"), Console(file=text, width=80))
     assert max(map(len, text.getvalue().splitlines())) <= 80

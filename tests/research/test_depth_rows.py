@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from research.budgets import write_digits
-from research.depth.rows import BY_ID, STARTS
+from research.budgets import find_budget, write_digits
+from research.depth.rows import BY_ID, DEPTH_ROWS, STARTS, DepthRow, chosen_depths
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError
-from xorflow.experiments import DEPTH_ROWS, DepthRow, chosen_depths, find_budget
 from xorflow.training import Options, build_data, build_flow
 from xorflow.training.lockstep import train_together
 from xorflow.training.run import begin_run, check_run

@@ -1,4 +1,4 @@
-"""What the table of depths is put into words as."""
+"""The table of depths: what it holds, its Markdown, its picture."""
 
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,9 @@ import pytest
 import torch
 
 from research.depth.figure import draw_depths
-from research.depth.page import NOT_RUN, depth_block, depth_headline_block, depth_in_short_block
 from research.depth.score import packed
-from research.depth.table import _paired, depth_markdown
-from research.depth.table_words import verdict_words
+from research.depth.table import _headline_pair, _paired, depth_markdown
 from research.results import Results
-from tiny_runs import read
-from xorflow.training.storage import write_json
 
 
 def row(name: str, depth: int, bound: float, **changes: Any) -> dict[str, Any]:
@@ -54,120 +50,43 @@ def table(*rows: dict[str, Any], paired: dict[str, Any] | None = None) -> dict[s
     }  # fmt: skip
 
 
-def words(*rows: dict[str, Any]) -> str:
-    return "\n".join(verdict_words(table(*rows)))
+def pair(*rows: dict[str, Any]) -> list[str] | None:
+    found = _headline_pair(rows)
+    return None if found is None else [row["id"] for row in found]
 
 
-def test_depth_that_pays_and_depth_that_does_not() -> None:
+def test_what_is_compared_is_best_on_validation_data() -> None:
     one = row("one", 1, 145.0)
-    assert words(one, row("two", 2, 143.0)).startswith(
-        "Depth pays on the fixed base, by 2.00 nats (standard error 0.14, over images and seeds)."
-    )
-    pair = {"rows": ["one", "two"], "gain": 2.0, "stderr": 0.03}
-    in_pairs = verdict_words(table(one, row("two", 2, 143.0), paired=pair))[0]
-    assert "(standard error 0.03, over images in pairs and seeds)" in in_pairs
-    # what is best on test data is not what is shown
+    assert pair(one, row("two", 2, 143.0)) == ["one", "two"]
     lucky = row("lucky", 2, 140.0, validation=150.0)
-    assert "by 2.00 nats" in words(one, row("two", 2, 143.0), lucky)
-    assert "Depth pays little on the fixed base, 0.50 nats" in words(one, row("two", 2, 144.5))
-    assert "Depth does not pay on the fixed base: the difference is 0.10 nats" in words(
-        one, row("two", 2, 144.9)
-    )
-    assert "difference is -3.00 nats" in words(one, row("two", 2, 148.0))
-    seeds = {"seeds": [0, 1, 2], "spread": {"nll": {"std": 3.0}}}
-    assert "Depth does not pay" in words(row("one", 1, 145.0, **seeds), row("two", 2, 143.0, **seeds))
-
-
-def test_a_layer_that_does_nothing_is_no_depth() -> None:
-    idle = row("idle", 2, 140.0, effective_depth=1)
-    found = words(row("one", 1, 145.0), idle, row("two", 2, 144.0))
-    assert "Depth pays on the fixed base, by 1.00 nats" in found
-    assert "rows with such layers: `idle` (1 of 2)" in found
-
-
-def test_time_is_compared_with_flows_of_as_many_weights() -> None:
-    one, deep = row("one", 1, 145.0), row("two", 2, 143.0, seconds=30.0)
-    assert "No flow of depth 1 had as much time: `one` trained longest, for 20 seconds" in words(one, deep)
-    long = row("long", 1, 146.0, seconds=31.0)
-    assert "is `long`: 31 seconds, and 146.00 nats." in words(one, long, deep)
-    small = row("small", 1, 150.0, seconds=60.0, parameters=6_000_000)
-    assert "small" not in words(one, small, deep)
-    quick = words(one, row("two", 2, 143.0, seconds=10.0))
-    assert "12.0 and 12.0 million weights, the same, and trained for 20 and 10 seconds.\n" in quick
+    assert pair(one, row("two", 2, 143.0), lucky) == ["one", "two"]
+    idle = row("idle", 2, 140.0, effective_depth=1)  # a layer that does nothing is no depth
+    assert pair(one, idle, row("two", 2, 144.0)) == ["one", "two"]
+    assert pair(one, idle) is None
+    assert pair(row("two", 2, 144.0), coupling(2, 120.0)) is None
 
 
 def test_rows_of_fewer_seeds_do_not_decide_for_depth() -> None:
-    seeds = {"seeds": [0, 1, 2], "spread": {"nll": {"std": 0.1}}}
-    found = words(row("one", 1, 145.0, **seeds), row("two", 2, 143.0, **seeds), row("four", 4, 142.0))
-    assert "by 2.00 nats" in found
-    assert "A row of fewer seeds, `four`, has at most 142.00 nats." in found
+    seeds = {"seeds": [0, 1, 2]}
+    assert pair(row("one", 1, 145.0, **seeds), row("two", 2, 143.0, **seeds), row("four", 4, 142.0)) == [
+        "one",
+        "two",
+    ]
 
 
-def test_bijections_of_one_layer_and_of_more() -> None:
-    one = row("one", 1, 145.0, greedy=161.0, validation_greedy=161.0)
-    found = words(one, row("two", 2, 143.0), row("idle", 2, 100.0, effective_depth=1))
-    assert (
-        "best flow of depth 2 or more has 160.0 nats (`two`), and 118.0 on a refitted base (`two`)" in found
-    )
-    assert "the best flow of depth 1 has 161.0 nats (`one`), and 120.0" in found
-
-
-def test_one_ordering() -> None:
-    shared = row("shared", 2, 146.0, series="code-shared")
-    found = words(row("one", 1, 145.0), row("two", 2, 143.0), shared)
-    assert "depth 2 reaches 146.00 nats (`shared`), and 143.00 in several." in found
-
-
-def test_straight_through_has_the_better_of_its_readings() -> None:
-    through = coupling(2, 190.0, "straight-through") | {"refit": 118.0, "validation_refit": 119.0}
-    found = words(coupling(2, 120.0), through)
-    assert "beats straight-through at no depth: 120.0 against 118.0 at depth 2" in found
-    both = words(coupling(2, 120.0), through, coupling(4, 110.0), coupling(4, 190.0, "straight-through"))
-    assert "not at every depth" in both
-
-
-def test_couplings() -> None:
-    found = words(coupling(2, 120.0), coupling(4, 110.0), coupling(2, 190.0, "straight-through"))
-    assert "`c-4-full-posterior`, has at most 110.00 nats, and samples in 4 passes" in found
-    assert "Full-posterior: 120.0 at depth 2, 110.0 at depth 4; it falls with every step." in found
-    hard = [coupling(depth, 190.0, "straight-through") | {"reading": "deterministic"} for depth in (2, 4)]
-    assert "Straight-through, deterministic, refitted: 220.0 at depth 2, 220.0 at depth 4" in words(*hard)
-    assert (
-        "at every depth: 120.0 against 190.0 at depth 2 (`c-2-full-posterior`, `c-2-straight-through`)"
-        in found
-    )
-    assert "140.0 nats on a refitted base (`c-4-full-posterior`), 65.8 below independent pixels" in found
-    assert "it does not fall with every step" in words(coupling(2, 110.0), coupling(4, 110.0))
-
-
-def test_nothing_is_said_of_nothing() -> None:
-    assert words() == "No row is finished."
-
-
-def test_the_block_and_the_picture(tmp_path: Path) -> None:
-    assert depth_block(tmp_path) == NOT_RUN
-    found = table(row("one", 1, 145.0), row("two", 2, 143.0), coupling(2, 120.0))
-    write_json(tmp_path / "depth/table.json", found | {"budget": "smoke"})
-    for block in (depth_block, depth_in_short_block, depth_headline_block):
-        assert block(tmp_path) == NOT_RUN
-    write_json(tmp_path / "depth/table.json", found)
-    assert depth_headline_block(tmp_path).startswith("Depth ")
-    assert depth_headline_block(tmp_path).replace(
-        ". The best latent", ".\n- The best latent"
-    ) in depth_in_short_block(tmp_path)
-    draw_depths(read(tmp_path / "depth/table.json"), tmp_path / "depth/depth.png")
-    text = depth_block(tmp_path)
-    assert "Depth pays on the fixed base" in text
-    assert "Not run yet: `x`." in text
-    assert "../results/depth/depth.png" in text
-    assert "### What each layer does" in text
-    assert "| `two` | 10.00, 10.00 | 2.00, 2.00 | 40.0, 40.0 |" in text
-    draw_depths(table(), tmp_path / "empty.png")
+def test_the_picture(tmp_path: Path) -> None:
+    for name, rows in {
+        "some": [row("one", 1, 145.0), row("two", 2, 143.0), coupling(2, 120.0)],
+        "none": [],
+    }.items():
+        draw_depths(table(*rows), tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_three_parts() -> None:
     text = depth_markdown(table(row("a", 1, 1.0), row("b", 1, 1.0, base="learned"), coupling(2, 1.0)))
     assert text.count("| row | depth |") == 3
+    assert "| `c-2-full-posterior` | 10.00, 10.00 | 2.00, 2.00 | 40.0, 40.0 |" in text
 
 
 def test_rows_are_compared_image_by_image() -> None:

@@ -1,4 +1,4 @@
-"""The study's table, sentences and pictures, from small result files made for the purpose."""
+"""The study's tables and pictures, from small result files made for the purpose."""
 
 import json
 from pathlib import Path
@@ -6,28 +6,19 @@ from typing import Any
 
 import pytest
 
-from research.estimators.advice import advice, advice_block
-from research.estimators.equal_time import best_of_several, equal_time_findings, equal_time_tables
-from research.estimators.findings import findings
+from research.estimators.equal_time import all_tables, best_of_several, best_table
 from research.estimators.maps import choose_maps
-from research.estimators.page import NOT_RUN, study_block
+from research.estimators.page import measured_block
 from research.estimators.table import (
     StudyResults,
-    distance,
-    is_within,
     make_study_table,
     read_study,
     study_markdown,
     training_table,
     write_study,
 )
-from research.estimators.training_table import (
-    measured_variance,
-    objective_table,
-    training_findings,
-    training_groups,
-)
-from xorflow.errors import DataError
+from research.estimators.training_table import measured_variance, objective_table, training_groups
+from xorflow import UserError
 
 PAPER = ["special-case", "special-case:baseline=greedy"]
 PLAN = {
@@ -110,7 +101,7 @@ RUNS = [
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """A folder of results, with a study in it."""
-    study = tmp_path / "study"
+    study = tmp_path / "estimators"
     for folder in ("parts", "training"):
         (study / folder).mkdir(parents=True)
     (study / "plan.json").write_text(json.dumps(PLAN), encoding="utf-8")
@@ -126,7 +117,7 @@ def of(table: dict[str, Any], model: str, estimator: str, layer: int = 1) -> dic
 
 
 def test_variance_at_equal_cost_is_relative_to_the_papers_best(results: Path) -> None:
-    table = make_study_table(read_study(results / "study"))
+    table = make_study_table(read_study(results / "estimators"))
     assert of(table, "depth-1", "special-case")["variance_at_equal_cost"] == 1.0
     assert of(table, "depth-1", "special-case:baseline=greedy")["variance_at_equal_cost"] == 1.6
     disarm = of(table, "depth-1", "disarm")
@@ -138,53 +129,6 @@ def test_variance_at_equal_cost_is_relative_to_the_papers_best(results: Path) ->
         ("depth-2", 1): "leave-one-out:samples=2",
         ("depth-2", 2): "leave-one-out:samples=2",
     }
-
-
-def test_findings_follow_from_the_figures(results: Path) -> None:
-    found = findings(make_study_table(read_study(results / "study")))
-    text = "\n".join(found)
-    assert "of 9 gradients of estimators that claim no bias, 8 are within three standard errors" in text
-    assert (
-        "depth-2, middle, generator of layer 1, `leave-one-out:samples=2` is not, with 0.5 ± 0.002 of 1,600 draws (before: "
-        "0.4 ± 0.1 of 400 draws)" in text
-    )
-    assert "Measured more than once: 1." in text
-    assert (
-        "Straight-through at depth 1 against the special-case bound: bias exactly zero, to rounding." in text
-    )
-    assert (
-        "Straight-through at depth 2, relative distance from the exact gradient: middle, layer 1: 0.32 ± 0.003; middle, "
-        "layer 2: 0.45 ± 0.002." in text
-    )
-    assert "`concrete` 0.2 ± 0.005." in text
-    assert "1 of them are exactly zero, without noise. 0 have a standard error of the bias above 0.5" in text
-    assert "in 1 of 3 gradients of generators under the special-case bound, in 1 of them one or more" in text
-    assert (
-        "(but 10 times as much in depth-2, middle, layer 1, 1 times as much in depth-2, middle, layer 2)"
-        in text
-    )
-
-
-def test_a_bias_is_judged_by_the_error_without_a_bias() -> None:
-    claimed = row(bias=0.05, bias_stderr=0.02, bias_noise=0.01)
-    assert not is_within(claimed)
-    assert distance(claimed) == "0.22 ± 0.04"
-    assert distance(row(bias=-0.05, bias_stderr=0.001)) == "not told from zero, at most 0.05"
-    assert distance(row(**EXACT)) == "0"
-
-
-def test_what_converged_means_is_said_of_models_trained_for_another_objective() -> None:
-    points = [
-        part("depth-1", name, row(norm=norm, **also), point=point)
-        for name, norms, also in (
-            ("disarm", (3.0, 12.0), {}),
-            ("marginal", (2.0, 1.0), {"objective": "log-likelihood"}),
-        )
-        for point, norm in zip(("start", "converged"), norms, strict=True)
-    ]
-    words = {"depth-1": {"title": "depth 1", "words": "trained for 20 epochs by marginal, on a fixed base"}}
-    table = make_study_table(StudyResults(PLAN | {"models": words}, tuple(points), ()))
-    assert findings(table)[0].endswith("depth-1 3 and 12 (of what it was trained on: 2 and 1).")
 
 
 def test_only_rows_of_the_references_objective_have_a_reference() -> None:
@@ -207,9 +151,6 @@ def test_only_rows_of_the_references_objective_have_a_reference() -> None:
         "leave-one-out:samples=4,proposal=q": 4.0,
     }
     assert {row["device"] for row in table["rows"]} == {"cpu"}
-    text = "\n".join(findings(table))
-    assert "0 of 1 gradients of posteriors under the evidence lower bound" in text
-    assert "(but 4 times as much in depth-1, middle, posterior of layer 1)" in text
 
 
 def test_a_variance_that_a_few_draws_carry_is_marked_and_wins_nothing() -> None:
@@ -219,13 +160,10 @@ def test_a_variance_that_a_few_draws_carry_is_marked_and_wins_nothing() -> None:
         part("depth-1", "disarm", row(variance=0.01, variance_stderr=0.005)),
     ]
     rows = trained(parts=parts)["rows"]
-    text = equal_time_tables(rows)
+    text = best_table(rows) + all_tables(rows)
     assert "| `disarm` † | 0.01 ± 0.005 † | 2 | 0.01 |" in text
     assert "| `disarm` | 0.01 † |" in text
-    assert (
-        "in 1 of 1 gradients of generators under the special-case bound, in 0 of them"
-        in equal_time_findings(rows)[0]
-    )
+    assert "**" not in text
 
 
 def test_what_is_not_drawn_pixel_by_pixel_is_named_with_the_reason(results: Path) -> None:
@@ -240,15 +178,15 @@ def test_what_is_not_drawn_pixel_by_pixel_is_named_with_the_reason(results: Path
         "special-case:rewards=all",
     ]
     assert choose_maps([], ("start",)) == ([], {})
-    write_study(results / "study")
-    assert "Left out of this picture" not in study_block(results)
-    (results / "study/parts/99.json").write_text(json.dumps(still), encoding="utf-8")
-    write_study(results / "study")
-    assert "Left out of this picture: `analytic` (they have no variance)." in study_block(results)
+    assert write_study(results / "estimators")["maps_left_out"] == {}
+    (results / "estimators/parts/99.json").write_text(json.dumps(still), encoding="utf-8")
+    left_out = write_study(results / "estimators")["maps_left_out"]
+    assert left_out == {"they have no variance": ["analytic"]}
 
 
 def test_equal_time_shows_both_sides_and_every_estimator(results: Path) -> None:
-    text = equal_time_tables(make_study_table(read_study(results / "study"))["rows"])
+    rows = make_study_table(read_study(results / "estimators"))["rows"]
+    text = f"{best_table(rows)}\n{all_tables(rows)}\n"
     first = "| depth-1, middle, layer 1 | `special-case` | 1 ± 0.1 | 2 | `disarm` | 0.5 ± 0.1 | 1 | 0.25 |"
     assert first in text
     assert "| estimator | depth-1, middle, layer 1 |\n" in text
@@ -274,26 +212,6 @@ def test_runs_are_ranked_among_those_of_the_same_objective() -> None:
     ]  # nothing was measured of disarm at depth 2
     text = objective_table(table)
     assert "| 1 | special-case bound | 4 | 70.0 (`straight-through`) | 90.0 | 110.0 | – | 0.40 | – |" in text
-    found = training_findings(table)
-    assert found[0].startswith("Depth 1, the objective comes first: the worst run for the likelihood")
-    assert "ends with 40.0 nats, the best of all others with 70.0 (`straight-through`)" in found[0]
-    assert "variance hardly tells the likelihood." in found[1]
-    assert "have correlation 0.40 (4 runs; ± 0.58 if there were no relation)" in found[1]
-    assert "says: `arms:samples=4` (worse than it says: variance 0.4, NLL 110.0)" in found[1]
-
-
-def test_noise_that_ends_better_than_the_exact_gradient_is_named() -> None:
-    """Here more noise is better, throughout, and leaves more entropy."""
-    names = ["straight-through", *(f"leave-one-out:samples={k}" for k in range(2, 9))]
-    parts = [part("depth-1", names[0], row(**EXACT))]
-    parts += [part("depth-1", name, row(variance=float(k))) for k, name in enumerate(names) if k]
-    runs = [run(1, name, 100.0 - k, layers=[{"entropy": 1.0 + k}]) for k, name in enumerate(names)]
-    wild = part("depth-1", "special-case", row(variance=1e4))
-    (found,) = training_findings(trained(*runs, run(1, "special-case", 200.0), parts=[*parts, wild]))
-    assert "Without the 1 whose variance is beyond 100, it is -1.00, of 8 runs." in found
-    assert "`straight-through`, ends with 90.0 (greedy 100.0), and 7 with noise end better" in found
-    assert "first of all `leave-one-out:samples=8` with 83.0 (greedy 93.0) at a variance of 7." in found
-    assert "with correlation -1.00: 8.0 nats an image for the best, 1.0 for the exact gradient" in found
 
 
 def test_variance_is_that_of_the_start_if_it_was_measured() -> None:
@@ -306,65 +224,26 @@ def test_variance_is_that_of_the_start_if_it_was_measured() -> None:
     assert measured_variance(table, run(1, "disarm", 100.0)) is None
 
 
-def test_runs_that_are_the_same_are_said_to_be() -> None:
-    (found,) = training_findings(trained(run(1, "disarm", 90.0), run(1, "arms:samples=4", 90.0)))
-    assert found.endswith("to the last digit: `disarm`, `arms:samples=4` (depth 1).")
-
-
-def test_advice_has_the_figures_that_there_are(results: Path) -> None:
-    assert all("NLL" not in line for line in advice({"rows": [], "training": []}))
-    more = [
-        run(2, "disarm:sum_last=true", 95.0), run(1, "special-case:rewards=all", 300.0),
-        run(1, "marginal", 60.0), run(1, "analytic", 80.0),
-    ]  # fmt: skip
-    wild = part("depth-1", "special-case:rewards=all", row(variance=800.0))
-    text = "\n".join(advice(trained(*RUNS, *more, parts=[*PARTS, wild])))
-    assert "After training: `marginal` 50.0, `analytic` 70.0." in text
-    assert "without → with: `disarm` 90.0 → 85.0; better in 1 of 1." in text
-    assert "depth 1: variance at the start 1 and 800, NLL `special-case` 100.0" in text
-    assert advice_block(results).startswith("- **Choose the objective before the estimator.**")
-
-
-def test_a_block_of_a_full_study_has_tables_and_pictures_that_exist(results: Path) -> None:
-    assert study_block(results) == NOT_RUN
-    write_study(results / "study")
-    block = study_block(results)
-    assert block.startswith("Measured on a device: 400 draws of every estimator on one batch of 64 images.")
+def test_a_full_study_has_tables_and_pictures(results: Path) -> None:
+    write_study(results / "estimators")
+    block = measured_block(results)
     assert "### Depth 2, middle: generator of layer 2" in block
     assert "| `multi-sample:samples=4` | unbiased | no oracle |" in block
-    assert (
-        "Every run: 5 epochs on all training images in batches of 128, learning rate 0.001 falling to 0"
-        in block
-    )
-    assert "2 runs at once: seconds are of shared time" in block
-    assert "these are not converged runs" in block
-    assert "Its standard error over images is 0.5 to 0.5." in block
-    assert "All draws took" not in block
-    for name in ("variance_cost", "bias_variance", "variance_pixels", "training"):
-        assert f"](../results/study/{name}.png)" in block
-        assert (results / f"study/{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "nan" not in block
+    for name in ("variance_cost", "bias_variance", "variance_pixels", "training"):
+        assert (results / f"estimators/{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_models_with_posteriors_have_pictures_of_their_own(results: Path) -> None:
     content = part("depth-2", "full-posterior", row(), row(part="posterior"))
-    (results / "study/parts/99.json").write_text(json.dumps(content), encoding="utf-8")
-    write_study(results / "study")
-    block = study_block(results)
+    (results / "estimators/parts/99.json").write_text(json.dumps(content), encoding="utf-8")
+    write_study(results / "estimators")
     for name in ("variance_cost", "bias_variance", "variance_cost_posteriors", "bias_variance_posteriors"):
-        assert f"](../results/study/{name}.png)" in block
-
-
-def test_a_smaller_budget_is_not_for_documents(results: Path) -> None:
-    table = write_study(results / "study")
-    table["settings"]["budget"] = "smoke"
-    (results / "study/table.json").write_text(json.dumps(table), encoding="utf-8")
-    assert study_block(results) == NOT_RUN
-    assert study_block(results / "nothing") == NOT_RUN
+        assert (results / f"estimators/{name}.png").exists()
 
 
 def test_the_markdown_has_every_gradient_and_what_was_refused(results: Path) -> None:
-    text = study_markdown(make_study_table(read_study(results / "study")))
+    text = study_markdown(make_study_table(read_study(results / "estimators")))
     headings = [line for line in text.splitlines() if line.startswith("#")]
     assert headings == [
         "## depth 1",
@@ -384,21 +263,21 @@ def test_the_markdown_has_every_gradient_and_what_was_refused(results: Path) -> 
 
 
 def test_one_row_is_one_line_of_the_table(results: Path) -> None:
-    table = write_study(results / "study")
-    text = (results / "study/table.json").read_text(encoding="utf-8")
+    table = write_study(results / "estimators")
+    text = (results / "estimators/table.json").read_text(encoding="utf-8")
     assert json.loads(text) == table
     assert sum(line.startswith('    {"id": "depth-') for line in text.splitlines()) == len(table["rows"])
 
 
 @pytest.mark.parametrize("name", ["plan.json", "parts/00.json"])
 def test_a_damaged_file_is_named(results: Path, name: str) -> None:
-    path = results / "study" / name
+    path = results / "estimators" / name
     path.write_text('{"version": 1}', encoding="utf-8")
-    with pytest.raises(DataError, match="is damaged"):
-        write_study(results / "study")
+    with pytest.raises(UserError, match="is damaged"):
+        write_study(results / "estimators")
     path.write_text('{"version": 9}', encoding="utf-8")
-    with pytest.raises(DataError, match="has version 9"):
-        write_study(results / "study")
+    with pytest.raises(UserError, match="has version 9"):
+        write_study(results / "estimators")
 
 
 def test_seconds_are_those_of_devices_whose_files_all_have_them() -> None:

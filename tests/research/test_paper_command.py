@@ -1,4 +1,4 @@
-"""`xorflow reproduce` as a person types it: all rows in the smallest budget, what is refused, Ctrl-C, and a killed run."""
+"""`python -m research paper` as a person types it: all rows in the smallest budget, refusals, Ctrl-C, a killed run."""
 
 import io
 import json
@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from command_line import Command, finish, start
-from research.display import ReproductionDisplay
+from command_line import RESEARCH, Command, finish, start
+from research import display as runs_display
+from research.__main__ import main
+from research.display import RunsDisplay
 from research.paper.command import show_table
-from research.paper.rows import IDS
+from research.paper.rows import IDS, ROWS
+from research.runner import Planned
 from tiny_runs import read
-from xorflow.cli import main, reproduce_display
-from xorflow.experiments import ROWS, Planned
 from xorflow.training import Job, Options, Outcome
 
-SMOKE = ("reproduce", "--budget", "smoke", "--device", "cpu")
+SMOKE = ("paper", "--budget", "smoke", "--device", "cpu")
 
 
 def files(folder: Path) -> dict[str, int]:
@@ -38,7 +39,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_row_is_trained_and_shown(smoke: Path, xorflow: Command) -> None:
+def test_every_row_is_trained_and_shown(smoke: Path, research: Command) -> None:
     table = read(smoke / "out/table.json")
     assert [row["id"] for row in table["rows"]] == list(IDS)
     assert (table["budget"], table["missing"]) == ("smoke", [])
@@ -60,7 +61,7 @@ def test_every_row_is_trained_and_shown(smoke: Path, xorflow: Command) -> None:
     }  # fmt: skip
     # a second time there is nothing to do, and the work folder is not even needed
     before = files(smoke / "out/runs")
-    said = xorflow(*SMOKE, "--seeds", "1", "--out", smoke / "out", "--work", smoke / "elsewhere")
+    said = research(*SMOKE, "--seeds", "1", "--out", smoke / "out", "--work", smoke / "elsewhere")
     assert (said.code, said.err) == (0, "")
     assert files(smoke / "out/runs") == before
     assert "Smoke test" in said.out
@@ -85,40 +86,37 @@ def test_every_row_is_trained_and_shown(smoke: Path, xorflow: Command) -> None:
     ],
 )
 def test_what_means_nothing_is_refused_before_any_work(
-    xorflow: Command, tmp_path: Path, arguments: str, words: str
+    research: Command, tmp_path: Path, arguments: str, words: str
 ) -> None:
     given = (*SMOKE, "--out", tmp_path / "out", "--work", tmp_path / "work", *arguments.split())
-    assert words in xorflow(*given).refused()
+    assert words in research(*given).refused()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_that_are_something_else(xorflow: Command, tmp_path: Path, smoke: Path) -> None:
+def test_folders_that_are_something_else(research: Command, tmp_path: Path, smoke: Path) -> None:
     file = tmp_path / "file"
     file.write_text("", encoding="utf-8")
     work = ("--work", tmp_path / "work")
-    assert f"--out is a folder, and {file} is a file" in xorflow(*SMOKE, "--out", file, *work).refused()
-    below = xorflow(*SMOKE, "--out", file / "out", *work).refused()
+    assert f"--out is a folder, and {file} is a file" in research(*SMOKE, "--out", file, *work).refused()
+    below = research(*SMOKE, "--out", file / "out", *work).refused()
     assert "could not write" in below
     assert "Not a directory; choose a folder that can be written" in below
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thesis.txt").write_text("", encoding="utf-8")
-    other = xorflow(*SMOKE, "--out", tmp_path / "full", *work).refused()
-    assert "is not empty, and holds no results of xorflow reproduce; choose another --out" in other
+    other = research(*SMOKE, "--out", tmp_path / "full", *work).refused()
+    assert "is not empty, and holds no results of research paper; choose another --out" in other
     before = files(smoke / "out/runs")
-    mixed = xorflow("reproduce", "--budget", "quick", "--out", smoke / "out", *work).refused()
-    assert (
-        f"{smoke / 'out'} holds results of the budget 'smoke', and this is 'quick': choose another --out"
-        in mixed
-    )
+    mixed = research("paper", "--budget", "quick", "--out", smoke / "out", *work).refused()
+    assert f"{smoke / 'out'} is of the budget 'smoke', and this is 'quick': choose another --out" in mixed
     assert files(smoke / "out/runs") == before
     assert not (tmp_path / "work").exists()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written(xorflow: Command, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(research: Command, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
-        said = xorflow(*SMOKE, "--out", tmp_path / "out", "--work", tmp_path / "work").refused()
+        said = research(*SMOKE, "--out", tmp_path / "out", "--work", tmp_path / "work").refused()
     finally:
         tmp_path.chmod(0o700)
     assert "Permission denied; choose a folder that can be written" in said
@@ -129,14 +127,14 @@ def test_a_folder_that_cannot_be_written(xorflow: Command, tmp_path: Path) -> No
     [
         (lambda text: text[: len(text) // 2], "is damaged: it holds no JSON object; remove it"),
         (lambda text: "[]", "holds no JSON object"),
-        (lambda text: text.replace('"version": 1', '"version": 7', 1), "has version 7, this xorflow reads version 1; a newer"),
-        (lambda text: text.replace('"version": 1', '"version": "x"', 1), "xorflow reproduce did not write it"),
+        (lambda text: text.replace('"version": 1', '"version": 7', 1), "has version 7, and version 1 is read here; a newer"),
+        (lambda text: text.replace('"version": 1', '"version": "x"', 1), "research paper did not write it"),
         (lambda text: text.replace('"evaluation"', '"nothing"', 1), "is damaged: it lacks 'evaluation'; remove it"),
-        (lambda text: text.replace('"budget": "smoke"', '"budget": "full"', 1), "is of the budget 'full'; remove it"),
+        (lambda text: text.replace('"budget": "smoke"', '"budget": "full"', 1), "is of the budget 'full', and this is 'smoke'"),
     ],
 )  # fmt: skip
 def test_damaged_results_are_named_and_nothing_is_touched(
-    xorflow: Command, smoke: Path, tmp_path: Path, damage, words: str
+    research: Command, smoke: Path, tmp_path: Path, damage, words: str
 ) -> None:
     out = tmp_path / "out"
     (out / "runs").mkdir(parents=True)
@@ -145,7 +143,7 @@ def test_damaged_results_are_named_and_nothing_is_touched(
     path = out / "runs/marginal.ours.seed0.final.json"
     path.write_text(damage(path.read_text(encoding="utf-8")), encoding="utf-8")
     before = files(out / "runs")
-    said = xorflow(*SMOKE, "--rows", "floor", "--out", out, "--work", tmp_path / "work").refused()
+    said = research(*SMOKE, "--rows", "floor", "--out", out, "--work", tmp_path / "work").refused()
     assert words in said
     assert str(path) in said
     assert files(out / "runs") == before
@@ -160,11 +158,11 @@ def wait_until(condition, seconds: float = 60) -> None:
         time.sleep(0.005)
 
 
-def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(xorflow: Command, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(research: Command, tmp_path: Path) -> None:
     out, work = tmp_path / "the results", tmp_path / "work"  # the command to type must quote this
     rows = "ste-1,ste-8,sfe-special-running-4"
     given = (*SMOKE, "--rows", rows, "--seeds", "2", "--out", out, "--work", work)
-    process = start(*given)
+    process = start(*given, program=RESEARCH)
     wait_until(lambda: process.poll() is not None or len(files(out / "runs")) >= 2)
     process.send_signal(signal.SIGINT)
     said = finish(process)
@@ -173,9 +171,9 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(xorflow: Command, t
     assert re.fullmatch(r"stopped( and saved; continue|; continue from the last checkpoints) with", stopped)
     kept = files(out / "runs")
     assert 2 <= len(kept) < 24
-    assert shlex.split(again) == ["xorflow", "reproduce", "--rows", rows, "--seeds", "2", "--budget", "smoke",
+    assert shlex.split(again) == ["python", "-m", "research", "paper", "--rows", rows, "--seeds", "2", "--budget", "smoke",
                                   "--device", "cpu", "--out", str(out), "--work", str(work)]  # fmt: skip
-    assert xorflow(*shlex.split(again)[1:]).code == 0
+    assert research(*shlex.split(again)[3:]).code == 0
     assert len(files(out / "runs")) == 24
     assert kept.items() <= files(out / "runs").items()
 
@@ -194,11 +192,11 @@ def child_of(process: int, word: str) -> int | None:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for the process in /proc")
 def test_a_killed_run_harms_no_other_and_is_made_by_the_next_command(
-    xorflow: Command, tmp_path: Path
+    research: Command, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     given = (*SMOKE, "--rows", "marginal", "--seeds", "2", "--out", out, "--work", tmp_path / "work")
-    process = start(*given, "--jobs", "2")
+    process = start(*given, "--jobs", "2", program=RESEARCH)
     found: list[int] = []
 
     def is_there() -> bool:
@@ -218,7 +216,7 @@ def test_a_killed_run_harms_no_other_and_is_made_by_the_next_command(
     assert re.search(r"^marginal +- +- +\d", said.out, re.MULTILINE)
     kept = files(out / "runs")
     assert sorted(kept) == ["marginal.ours.seed0.final.json", "marginal.ours.seed0.select.json"]
-    assert xorflow(*given).code == 0
+    assert research(*given).code == 0
     assert len(files(out / "runs")) == 4
     assert kept.items() <= files(out / "runs").items()
 
@@ -233,7 +231,7 @@ def planned(folder: Path) -> list[Planned]:
 def test_bars_for_the_whole_and_for_what_is_under_way(tmp_path: Path) -> None:
     text = io.StringIO()
     console = Console(file=text, width=100, force_terminal=True, color_system=None)
-    with ReproductionDisplay(console, planned(tmp_path)) as display:
+    with RunsDisplay(console, planned(tmp_path)) as display:
         done = Outcome(Job(Options(), tmp_path / "0", "row-0.ours.select"), {}, None)
         display.on_outcome(done, 1, 4)
         (tmp_path / "1").mkdir()
@@ -257,10 +255,10 @@ def test_bars_for_the_whole_and_for_what_is_under_way(tmp_path: Path) -> None:
 def test_without_a_terminal_there_is_a_line_now_and_then(
     seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduce_display, "_LINE_SECONDS", seconds)
+    monkeypatch.setattr(runs_display, "_LINE_SECONDS", seconds)
     text = io.StringIO()
     runs = planned(tmp_path)
-    with ReproductionDisplay(Console(file=text), runs) as display:
+    with RunsDisplay(Console(file=text), runs) as display:
         display.on_stop()
         assert text.getvalue() == ""
         for run in runs:
@@ -278,7 +276,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
 
 def test_the_table_fits_80_columns(smoke: Path) -> None:
     text = io.StringIO()
-    show_table(Console(file=text, width=80), read(smoke / "out/table.json"))
+    show_table(read(smoke / "out/table.json"), Console(file=text, width=80))
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert sum("*" in line for line in lines[3:]) == 6

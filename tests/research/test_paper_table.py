@@ -1,4 +1,4 @@
-"""Tables, words and pictures of a reproduction: made from result files alone, and true of them."""
+"""Tables and pictures of the paper's rows: made from result files alone, and true of them."""
 
 import base64
 import json
@@ -9,20 +9,13 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from research.paper.page import (
-    details_block,
-    essence_block,
-    meaning_block,
-    table_block,
-    verdict_block,
-)
-from research.paper.table import essence_table, main_table, markdown, verdict
-from xorflow.errors import DataError
-from xorflow.experiments import files as written
-from xorflow.experiments import find_budget
-from xorflow.report import make_table, read_results, write_reproduction
-from xorflow.report import results as reading
-from xorflow.report.paper_claims import claims
+from research import results
+from research.budgets import find_budget
+from research.paper.page import meaning_block
+from research.paper.score import plan
+from research.paper.table import essence_table, main_table, make_table, markdown, write_paper
+from research.results import read_results
+from xorflow import ConfigError, DataError
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,7 +54,7 @@ def put(folder: Path, row: str, variant: str, seed: int, nll: float, validation:
 def folder(tmp_path: Path) -> Path:
     """A few rows of a full reproduction, below `results/paper`."""
     out = tmp_path / "results/paper"
-    written.write_compact(out / "plan.json", written.plan(find_budget("full")))
+    results.write(out / "plan.json", plan(find_budget("full")))
     for seed, (nll, validation) in enumerate([(220.0, 31.0), (230.0, 30.0), (225.0, 32.0)]):
         put(out, "ste-1", "ours", seed, nll, validation)
     put(out, "ste-1", "cured", 0, 165.61, 1.0)
@@ -74,13 +67,7 @@ def folder(tmp_path: Path) -> Path:
     (out / "runs/independent-pixels.json").write_text(
         json.dumps(level | {"evaluation": own}), encoding="utf-8"
     )
-    for name in ("paper.json", "demo"):
-        (out.parent / name).symlink_to(ROOT / "results" / name)
     return out
-
-
-def test_the_reader_knows_the_version_that_is_written() -> None:
-    assert reading.RESULT_VERSION == written.RESULT_VERSION
 
 
 def test_the_table_has_the_seed_that_validated_best_and_the_spread_of_all(folder: Path) -> None:
@@ -104,6 +91,11 @@ def test_the_table_has_the_seed_that_validated_best_and_the_spread_of_all(folder
     assert rows["sfe-posterior-greedy"]["cured"] is None
     assert rows["independent-pixels"]["ours"]["nll"] == 205.76
     assert "ste-2" in table["missing"]
+
+
+def test_references_have_every_key(folder: Path) -> None:
+    for found in make_table(read_results(folder))["rows"]:
+        assert {"nll", "greedy", "exact", "elbo", "kind", "stderr", "mean", "spread"} <= found["ours"].keys()
 
 
 def test_a_seed_without_its_final_run_is_not_reported(folder: Path) -> None:
@@ -130,15 +122,8 @@ def test_the_markdown_says_what_each_number_is(folder: Path) -> None:
     assert "| straight-through, depth 1 | 222.1 | 230.0 | 165.6 |" in essence_table(table)
 
 
-def test_the_verdict_is_by_the_papers_likelihood(folder: Path) -> None:
-    words = verdict(make_table(read_results(folder)))
-    assert "As the paper describes it, at or below the paper's NLL: sfe-posterior-greedy." in words
-    assert "Above it: ste-1 (by 7.9 nats)." in words
-    assert "Cured, at or below the paper's NLL: ste-1. Above it: none." in words
-
-
 def test_everything_is_written_beside_the_runs(folder: Path) -> None:
-    table = write_reproduction(folder)
+    table = write_paper(folder)
     assert json.loads((folder / "table.json").read_text(encoding="utf-8")) == table
     assert (folder / "table.md").read_text(encoding="utf-8").startswith("Full run of every recipe")
     for name in ("curves.png", "samples.png"):
@@ -151,8 +136,8 @@ def test_everything_is_written_beside_the_runs(folder: Path) -> None:
 
 
 def test_without_any_run_there_is_an_empty_table(tmp_path: Path) -> None:
-    written.write_compact(tmp_path / "plan.json", written.plan(find_budget("smoke")))
-    assert write_reproduction(tmp_path)["rows"] == []
+    results.write(tmp_path / "plan.json", plan(find_budget("smoke")))
+    assert write_paper(tmp_path)["rows"] == []
     assert (tmp_path / "samples.png").exists()
 
 
@@ -160,124 +145,16 @@ def test_files_that_are_not_ours(folder: Path) -> None:
     path = folder / "runs/ste-1.ours.seed0.final.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(content | {"version": 2}), encoding="utf-8")
-    with pytest.raises(DataError, match=r"final\.json has version 2, and reports are made from version 1"):
-        write_reproduction(folder)
+    with pytest.raises(ConfigError, match=r"final\.json has version 2, and version 1 is read here"):
+        write_paper(folder)
     path.write_text(json.dumps(content | {"evaluation": {}}), encoding="utf-8")
-    with pytest.raises(DataError, match=r"a file in .*runs is damaged \(KeyError 'nll'\); restore it"):
-        write_reproduction(folder)
-
-
-def test_the_committed_table_is_that_of_the_committed_runs() -> None:
-    committed = ROOT / "results/paper"
-    plan = json.loads((committed / "plan.json").read_text(encoding="utf-8"))
-    assert plan == written.plan(find_budget("full")), "run: xorflow reproduce --rows floor"
-    table = json.loads((committed / "table.json").read_text(encoding="utf-8"))
-    assert table == make_table(read_results(committed)), "run: make docs"
-    assert (committed / "table.md").read_text(encoding="utf-8").endswith(f"{markdown(table)}\n"), (
-        "run: make docs"
-    )
+    with pytest.raises(DataError, match=r"a record in .* is damaged \(KeyError 'nll'\); restore it"):
+        write_paper(folder)
 
 
 # ---- documents ----
 
-BLOCKS = (essence_block, table_block, verdict_block, details_block)
-
-
-def test_without_full_results_the_documents_say_so(tmp_path: Path, folder: Path) -> None:
-    for block in BLOCKS:
-        assert "has not been run yet" in block(tmp_path / "nothing")
-    table = write_reproduction(folder)
-    (folder / "table.json").write_text(json.dumps(table | {"budget": "quick"}), encoding="utf-8")
-    for block in BLOCKS:
-        assert "has not been run yet" in block(folder.parent)
-
-
-def test_with_them_they_show_them(folder: Path) -> None:
-    write_reproduction(folder)
-    essence, table, details = (block(folder.parent) for block in (essence_block, table_block, details_block))
-    assert "](results/paper/samples.png)" in essence
-    assert "Not run yet: ste-2, " in table
-    assert "](../results/paper/curves.png)" in details
-    assert "- ste-1, cured (the entropy of the choices is added to the objective): each MADE with" in details
-    assert "minutes on a machine, if the times" in details
-    headings = [line for line in details.splitlines() if line.startswith("###")]
-    assert len(headings) == 6
-
 
 def test_the_papers_figures_against_independent_pixels() -> None:
-    text = meaning_block(ROOT / "results")
+    text = meaning_block(ROOT / "research/results")
     assert "| straight-through, depth 4 | 205.6 | -0.2 | 56.0 |" in text
-    assert "6 of the 8 rows are worse than independent pixels" in text
-    assert "82.6 nats" in text
-    assert "2.197" in text
-
-
-# ---- the paper's conclusions ----
-
-
-def row(name: str, family: str, depth: int, nll: float, **more: Any) -> dict[str, Any]:
-    seeds = {
-        "mean": nll,
-        "greedy_mean": nll + 5,
-        "spread": {"std": 0.3},
-        "by_seed": [{}, {}, {}],
-        "epochs": 10,
-    }
-    ours = {"nll": nll, "layers": [{"flip_rate": 0.05}] * depth} | seeds | more
-    paper = {"nll": 200.0, "greedy": None}
-    return {"id": name, "family": family, "depth": depth, "paper": paper, "ours": ours, "cured": None}
-
-
-def test_conclusions_follow_from_the_figures() -> None:
-    rows = [
-        row("ste-1", "straight-through", 1, 180.0),
-        row("ste-2", "straight-through", 2, 170.0),
-        row("sfe-posterior-running", "full posterior", 1, 160.0),
-        row("sfe-posterior-greedy", "full posterior", 1, 190.0),
-        row("sfe-special-running", "special case", 1, 165.0),
-        row("sfe-special-greedy", "special case", 1, 164.0),
-        row("sfe-special-running-2", "special case", 2, 166.0),
-    ]
-    lines = claims({"rows": rows}).splitlines()
-    said = ["not" not in line.split("**")[1] for line in lines]
-    # the score function wins; the special case does not; nor does every running average; one of two series gains by depth
-    assert said == [True, False, False, True, False]
-    assert (
-        "(straight-through at depths 1, 2: 180.0, 170.0, depth 2 better than depth 1 by 10.0 ± 0.2)"
-        in lines[3]
-    )
-    assert "special case 165.0 against 164.0" in lines[2]
-    idle = [{"flip_rate": 0.0}, {"flip_rate": 0.1}]
-    rows[1] = row("ste-2", "straight-through", 2, 179.5, layers=idle)  # as seeds differ
-    lines = claims({"rows": rows}).splitlines()
-    assert "not reproduced" not in lines[3]
-    assert "**not reproduced**" in lines[4]  # it is said of layers that are drawn
-    assert "for comparison: ste-2 ours 1 of 2" in lines[4]
-    rows[-1] = row("sfe-special-running-2", "special case", 2, 166.0, layers=idle)
-    assert "**reproduced**" in claims({"rows": rows}).splitlines()[4]
-    assert claims({"rows": rows[:1]}) == ""
-
-
-def test_rows_that_still_fall_leave_the_question_of_depth_open() -> None:
-    curve = [[5, 190.0], [10, 182.0]]
-    rows = [
-        row("ste-1", "straight-through", 1, 180.0, validations=[*curve, [15, 180.0]], last_change=-0.1),
-        row("ste-2", "straight-through", 2, 170.0, validations=[[5, 185.0], [10, 176.0]], last_change=-9.0),
-        row("sfe-special-running", "special case", 1, 165.0),
-        row("sfe-special-running-2", "special case", 2, 166.0),
-    ]
-    (line,) = [line for line in claims({"rows": rows}).splitlines() if "increase with depth" in line]
-    assert "(special case at depths 1, 2: 165.0, 166.0); **open**" in line
-    assert (
-        "**open** where rows still fall (straight-through at depths 1, 2: 180.0, 170.0, still falling at 2"
-        in line
-    )
-    assert "(validation data after 10 epochs each: 182.0, 176.0)" in line
-
-
-def test_rows_that_still_fall_are_named_and_references_have_every_key(folder: Path) -> None:
-    table = make_table(read_results(folder))
-    assert "Still falling" in verdict(table)
-    assert "ste-1 ours (by 10.0)" in verdict(table)
-    for found in table["rows"]:
-        assert {"nll", "greedy", "exact", "elbo", "kind", "stderr", "mean", "spread"} <= found["ours"].keys()

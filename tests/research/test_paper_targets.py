@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from research.paper.published import PAPER_TABLE
-from xorflow.experiments import ROWS
+from research.paper.rows import ROWS
 
-TABLE = Path(__file__).parents[2] / "results/paper/table.json"
+TABLE = Path(__file__).parents[2] / "research/results/paper/table.json"
 GREEDY = 167.5  # of every cured row, through the generator
 MARGINAL_EXACT, MARGINAL_GREEDY = 148.5, 167.0
 NEAR = 1.0  # nats: the full posterior's optimum is the marginal

@@ -2,9 +2,10 @@
 
 import pytest
 
-from research.paper.rows import IDS, VARIANTS, choices
+from research.budgets import BUDGETS, find_budget
+from research.paper.published import PAPER_TABLE
+from research.paper.rows import IDS, REFERENCES, ROWS, VARIANTS, choices, chosen
 from xorflow.errors import ConfigError
-from xorflow.experiments import BUDGETS, PAPER_TABLE, REFERENCES, ROWS, chosen, find_budget
 from xorflow.training import Options, build_estimator
 
 RECIPES = [(row, variant) for row in ROWS for variant in VARIANTS if row.recipe(variant) is not None]

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import xorflow as xf
+from research.budgets import find_budget
 from research.paper.figures import unpacked
-from research.paper.score import draw_samples, reference, score
+from research.paper.rows import REFERENCES, ROWS
+from research.paper.score import draw_samples, posterior_argmax, reference, score
 from xorflow import evaluate
 from xorflow.data import Split
-from xorflow.experiments import REFERENCES, ROWS, find_budget, posterior_argmax
 from xorflow.training import report
 
 FEATURES = 12

@@ -1,4 +1,4 @@
-"""`xorflow strong` as a person types it: every row in the smallest budget, what is refused, and how it goes on."""
+"""`python -m research strong` as a person types it: every row in the smallest budget, what is refused, and how it goes on."""
 
 import json
 import shutil
@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from command_line import Command
-from research.strong.score import MIXED_ROWS, STRONG_ROWS
-from research.strong.table import NOT_RUN, on_cores_block, strong_block, strong_headline_block
+from research.__main__ import main
+from research.strong.rows import MIXED_ROWS, STRONG_ROWS
 from tiny_runs import read
-from xorflow.cli import main
 
 SMOKE = ("strong", "--budget", "smoke", "--device", "cpu")
 KEYS = {
@@ -50,54 +49,32 @@ def test_the_table(smoke: Path) -> None:
     }  # fmt: skip
 
 
-def test_the_front_page_shows_every_row_and_the_best_ones_samples(smoke: Path, tmp_path: Path) -> None:
-    results = Path(__file__).parents[2] / "results"
-    shutil.copytree(results / "recurrent-cpu", tmp_path / "recurrent-cpu")
-    assert strong_block(tmp_path) == NOT_RUN
-    shutil.copy(results / "published.json", tmp_path)
-    table = read(smoke / "out/table.json")
-    best = min((row for row in table["rows"] if row["validation"]), key=lambda row: row["validation"][0])
-    shown = next(row for row in table["rows"] if row["id"] == table["shown"])
-    assert best["id"] in (shown["id"], shown["part"])
-    (tmp_path / "strong").mkdir()
-    for budget in ("smoke", "full"):
-        (tmp_path / "strong/table.json").write_text(json.dumps(table | {"budget": budget}))
-        text = strong_headline_block(tmp_path)
-        assert text.startswith(on_cores_block(tmp_path))
-        assert (text == on_cores_block(tmp_path)) == (budget == "smoke")
-    for row in table["rows"]:
-        assert f"| {row['title']} | {row['nll']:.2f} ±" in text
-    assert "CR-NVAE 76.93\\*" in text
-    assert "](results/strong/samples.png)" in text
-    assert "CR-NVAE 76.93\\*" in strong_block(tmp_path)
-
-
 def test_a_recipe_is_selected_once(smoke: Path) -> None:
     names = {path.name for path in (smoke / "out/runs").iterdir()}
     assert "transformer-pair.ours.seed1.final.json" in names
     assert "transformer-pair.ours.seed1.select.json" not in names
 
 
-def test_a_second_time_there_is_nothing_to_do(smoke: Path, xorflow: Command) -> None:
+def test_a_second_time_there_is_nothing_to_do(smoke: Path, research: Command) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in (smoke / "out/runs").iterdir()}
-    said = xorflow(*SMOKE, "--out", smoke / "out", "--work", smoke / "elsewhere")
+    said = research(*SMOKE, "--out", smoke / "out", "--work", smoke / "elsewhere")
     assert (said.code, said.err) == (0, "")
     assert {path.name: path.stat().st_mtime_ns for path in (smoke / "out/runs").iterdir()} == before
     assert "transformer-mixed" in said.out
 
 
 def test_a_mixture_of_other_recipes_is_not_passed_off_as_one_of_these(
-    smoke: Path, xorflow: Command, tmp_path: Path
+    smoke: Path, research: Command, tmp_path: Path
 ) -> None:
     shutil.copytree(smoke / "out", tmp_path / "out")
     path = tmp_path / "out/runs/transformer-mixed.json"
     path.write_text(json.dumps(read(path) | {"recipe": "transformer-pair@0 x 2"}))
-    refused = xorflow(*SMOKE, "--out", tmp_path / "out", "--work", smoke / "work").refused()
+    refused = research(*SMOKE, "--out", tmp_path / "out", "--work", smoke / "work").refused()
     assert "mixes transformer-pair@0 x 2, and row transformer-mixed now is transformer-pair@" in refused
 
 
-def test_a_mixture_waits_for_its_parts(xorflow: Command, tmp_path: Path) -> None:
-    said = xorflow(
+def test_a_mixture_waits_for_its_parts(research: Command, tmp_path: Path) -> None:
+    said = research(
         *SMOKE, "--rows", "made,transformer-mixed", "--out", tmp_path / "out", "--work", tmp_path / "work"
     )
     assert said.code == 0
@@ -114,8 +91,8 @@ def test_a_mixture_waits_for_its_parts(xorflow: Command, tmp_path: Path) -> None
     ],
 )
 def test_what_means_nothing_is_refused_before_any_work(
-    xorflow: Command, tmp_path: Path, arguments: str, words: str
+    research: Command, tmp_path: Path, arguments: str, words: str
 ) -> None:
     given = (*SMOKE, "--out", tmp_path / "out", "--work", tmp_path / "work", *arguments.split())
-    assert words in xorflow(*given).refused()
+    assert words in research(*given).refused()
     assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,7 @@ import pytest
 
 from xorflow.training.recipes import RECIPES
 
-TABLE = Path(__file__).parents[2] / "results/strong/table.json"
+TABLE = Path(__file__).parents[2] / "research/results/strong/table.json"
 TARGETS = {"transformer-pair": (600, 77.80), "transformer-four": (1500, 77.4)}  # seconds of training, nats
 RECURRENT_NLL = 81
 BFLOAT16 = 0.02  # nats that rounded products may change a likelihood by

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 import zoo
+from research.budgets import find_budget
 from research.estimators.models import STUDY_BUDGETS, _Keeper, own_models
-from research.estimators.names import default_estimators
+from research.estimators.names import default_estimators, parse_estimators
+from research.estimators.study import Study, StudyRequest
+from research.estimators.training import TrainingComparison
 from tiny_runs import read, rows_file, tiny_dataset, tiny_options
 from xorflow import fit
 from xorflow.errors import ConfigError, Intractable, ModelError
-from xorflow.experiments import Study, StudyRequest, TrainingComparison, find_study_budget, parse_estimators
 from xorflow.training import ESTIMATORS, Interrupted, build_estimator, open_run, train_run
 from xorflow.training import jobs as training_jobs
 from xorflow.training.run import begin_run, untrained
@@ -25,7 +27,7 @@ FEW = ("straight-through", "disarm")
 
 def request(folder: Path, **changes: Any) -> StudyRequest:
     usual: dict[str, Any] = {
-        "budget": find_study_budget("smoke"), "out": folder / "out", "work": folder / "work", "device": "cpu",
+        "budget": find_budget("smoke", STUDY_BUDGETS), "out": folder / "out", "work": folder / "work", "device": "cpu",
         "models": ["depth-1"], "estimators": FEW,
     }  # fmt: skip
     return StudyRequest(**(usual | changes))
@@ -127,7 +129,7 @@ def test_interrupted_training_goes_on_to_the_same_points(
 
 
 def test_every_model_of_our_own_can_be_built_and_its_default_estimators_too(tmp_path: Path) -> None:
-    for subject in own_models(find_study_budget("smoke"), tmp_path, "cpu"):
+    for subject in own_models(find_budget("smoke", STUDY_BUDGETS), tmp_path, "cpu"):
         flow = subject.blank()
         refused = []
         for text in subject.estimators:
@@ -150,7 +152,7 @@ def test_what_is_the_same_as_another_below_depth_3_is_not_measured_there(text: s
 def test_budgets_are_found_by_name() -> None:
     assert [budget.name for budget in STUDY_BUDGETS] == ["smoke", "quick", "full"]
     with pytest.raises(ConfigError, match="--budget is one of smoke, quick, full; got 'huge'"):
-        find_study_budget("huge")
+        find_budget("huge", STUDY_BUDGETS)
 
 
 # ---- runs of a user ----

@@ -21,6 +21,7 @@ from expectations import (
     trainable,
     with_a_past,
 )
+from research.estimators import oracles as study_oracles
 from research.estimators.measure import Bench, Effort
 from research.estimators.objectives import Objective, Part, claim_of, closed_form, objective_of
 from research.estimators.oracles import enumerated_value, require_oracle
@@ -29,7 +30,6 @@ from research.estimators.statistics import mean_of_pairs
 from xorflow import LatentFlow
 from xorflow.data import Batch
 from xorflow.errors import Intractable
-from xorflow.experiments import study_oracles
 from xorflow.training.build import build_estimator
 
 
@@ -327,7 +327,7 @@ def test_the_map_has_the_variance_of_every_feature() -> None:
 
 
 def test_a_suspected_bias_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from xorflow.experiments import study_measure
+    from research.estimators import measure as study_measure
 
     plain = bench("D4 random", 16).measure("disarm")["rows"][0]
     assert "earlier" not in plain

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from research.budgets import write_digits
+from research.budgets import find_budget, write_digits
 from research.files import RunName
-from research.runner import final_epochs
+from research.paper.rows import chosen
+from research.paper.score import PAPER
+from research.runner import Request, Runner, final_epochs
 from tiny_runs import StopAt, read
 from xorflow.errors import ConfigError
-from xorflow.experiments import Reproduction, Request, chosen, find_budget
 from xorflow.training import Interrupted, train_run
 
 
@@ -20,7 +21,7 @@ def request(folder: Path, rows: str = "marginal", **changes: Any) -> Request:
     trained, references = chosen(rows)
     usual: dict[str, Any] = {
         "rows": trained, "references": references, "budget": find_budget("smoke"), "seeds": 1,
-        "out": folder / "out", "work": folder / "work", "device": "cpu",
+        "out": folder / "out", "work": folder / "work", "device": "cpu", "workers": 1, "experiment": PAPER,
     }  # fmt: skip
     return Request(**(usual | changes))
 
@@ -40,23 +41,23 @@ def failures(outcomes: list) -> list[str]:
 
 
 def test_select_then_final_and_never_again(tmp_path: Path) -> None:
-    made = Reproduction(request(tmp_path, "marginal,floor", seeds=2))
+    made = Runner(request(tmp_path, "marginal,floor", seeds=2))
     assert [run.name for run in made.planned] == [
         f"marginal.ours.seed{seed}.{phase}" for phase in ("select", "final") for seed in (0, 1)
     ]
     assert failures(made.run()) == []
     kept = files(tmp_path)
     assert sorted(kept) == sorted(["floor.json", *(f"{run.name}.json" for run in made.planned)])
-    again = Reproduction(request(tmp_path, "marginal,floor", seeds=2))
+    again = Runner(request(tmp_path, "marginal,floor", seeds=2))
     assert again.planned == []
     assert again.run() == []
     assert files(tmp_path) == kept
-    more = Reproduction(request(tmp_path, seeds=3))
+    more = Runner(request(tmp_path, seeds=3))
     assert [run.name for run in more.planned] == ["marginal.ours.seed2.select", "marginal.ours.seed2.final"]
 
 
 def test_a_file_holds_all_that_there_is_to_know(tmp_path: Path) -> None:
-    assert failures(Reproduction(request(tmp_path)).run()) == []
+    assert failures(Runner(request(tmp_path)).run()) == []
     select, final = (
         read(tmp_path / f"out/runs/marginal.ours.seed0.{phase}.json") for phase in ("select", "final")
     )
@@ -82,8 +83,8 @@ def test_a_file_holds_all_that_there_is_to_know(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_goes_on_from_its_folder(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert failures(Reproduction(request(whole)).run()) == []
-    made = Reproduction(request(broken))
+    assert failures(Runner(request(whole)).run()) == []
+    made = Runner(request(broken))
     write_digits(made._digits)
     name = RunName(made._request.rows[0], "ours", 0, "select")
     folder = name.folder(broken / "work/smoke")
@@ -114,7 +115,7 @@ def test_the_length_of_a_final_run() -> None:
 
 def test_the_length_is_that_of_the_seed_selected_first_and_then_stays(tmp_path: Path) -> None:
     wanted = with_options(request(tmp_path, seeds=2), schedule="constant")
-    assert failures(Reproduction(wanted).run()) == []
+    assert failures(Runner(wanted).run()) == []
     runs = tmp_path / "out/runs"
     for seed, (nll, best) in enumerate([(9.0, 2), (8.0, 1)]):
         path = runs / f"marginal.ours.seed{seed}.select.json"
@@ -122,7 +123,7 @@ def test_the_length_is_that_of_the_seed_selected_first_and_then_stays(tmp_path: 
         path.write_text(json.dumps(content), encoding="utf-8")
         (runs / f"marginal.ours.seed{seed}.final.json").unlink()
     (row,) = wanted.rows
-    made = Reproduction(wanted)
+    made = Runner(wanted)
     assert made._job(RunName(row, "ours", 0, "final")).options.epochs == 1  # seed 1 is better
     content = read(runs / "marginal.ours.seed0.select.json") | {
         "epochs": 2,
@@ -139,25 +140,25 @@ def test_the_length_is_that_of_the_seed_selected_first_and_then_stays(tmp_path: 
 )
 def test_what_is_scheduled_over_all_epochs_is_not_cut_short(tmp_path: Path, options: dict[str, Any]) -> None:
     wanted = with_options(request(tmp_path), **options)
-    assert failures(Reproduction(wanted).run()) == []
+    assert failures(Runner(wanted).run()) == []
     path = tmp_path / "out/runs/marginal.ours.seed0.select.json"
     path.write_text(json.dumps(read(path) | {"best_epoch": 1}), encoding="utf-8")
     (tmp_path / "out/runs/marginal.ours.seed0.final.json").unlink()
     (row,) = wanted.rows
-    assert Reproduction(wanted)._job(RunName(row, "ours", 0, "final")).options.epochs == 2
+    assert Runner(wanted)._job(RunName(row, "ours", 0, "final")).options.epochs == 2
 
 
 def test_another_recipe_is_never_mixed_in(tmp_path: Path) -> None:
-    assert failures(Reproduction(request(tmp_path)).run()) == []
+    assert failures(Runner(request(tmp_path)).run()) == []
     with pytest.raises(
         ConfigError, match=r"select\.json was made with clip 0\.0, and the row now says 1\.0: remove"
     ):
-        Reproduction(with_options(request(tmp_path), clip=1.0)).run()
+        Runner(with_options(request(tmp_path), clip=1.0)).run()
     elsewhere = with_options(request(tmp_path, out=tmp_path / "other"), clip=1.0)
     with pytest.raises(
         ConfigError, match=r"was begun with clip 0\.0, and the row now says 1\.0: remove that folder"
     ):
-        Reproduction(elsewhere).run()
+        Runner(elsewhere).run()
 
 
 def test_a_run_that_fails_harms_no_other(tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_a_run_that_fails_harms_no_other(tmp_path: Path) -> None:
     bad = dataclasses.replace(
         wanted.rows[0], ours={**wanted.rows[0].ours, "estimator": "marginal", "lr": 1e30, "optimiser": "sgd"}
     )
-    outcomes = Reproduction(dataclasses.replace(wanted, rows=[bad, wanted.rows[1]])).run()
+    outcomes = Runner(dataclasses.replace(wanted, rows=[bad, wanted.rows[1]])).run()
     assert [outcome.job.name for outcome in outcomes if outcome.error] == ["ste-1.ours.select"]
     assert "not finite" in failures(outcomes)[0]
     names = {path.name.partition(".seed")[0] for path in (tmp_path / "out/runs").iterdir()}
@@ -173,6 +174,6 @@ def test_a_run_that_fails_harms_no_other(tmp_path: Path) -> None:
     # once it is mended, its final run follows; what is finished stays
     kept = files(tmp_path)
     (tmp_path / "work/smoke/ste-1.ours").rename(tmp_path / "away")
-    assert failures(Reproduction(wanted).run()) == []
+    assert failures(Runner(wanted).run()) == []
     assert len(files(tmp_path)) == 6
     assert kept.items() <= files(tmp_path).items()
