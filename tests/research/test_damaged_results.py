@@ -114,7 +114,7 @@ WORK = [
     (lambda folder: (folder / "config.json").unlink(), "is no folder of a run: it has no config.json"),
     (a_file_instead, "is to be a folder, and is a file; remove it, and the run is made"),
     (text("metrics.jsonl", "{"), "metrics.jsonl is damaged: its last record is to be of epoch 2"),
-    (text("metrics.jsonl", '{"epoch": 1, "train_nll": 1.0}\n'), "metrics.jsonl is damaged: its last record is to be of epoch 2"),
+    (text("metrics.jsonl", '{"epoch": 1, "train_nll": 1.0}\n'), "its last record is to be of epoch 2"),
     (text("metrics.jsonl", '{"epoch": 2}\n'), "metrics.jsonl is damaged: KeyError 'train_nll'"),
     (lambda folder: (folder / "metrics.jsonl").unlink(), "metrics.jsonl is damaged: FileNotFoundError"),
     (text("result.json", "{"), "result.json is no readable JSON"),

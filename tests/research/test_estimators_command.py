@@ -223,8 +223,10 @@ def test_ctrl_c_says_how_to_go_on(
     assert (said.code, said.out) == (130, "")
     words, again = said.err.strip().rsplit(": ", 1)
     assert words == "stopped; continue from the last checkpoints with"
-    assert shlex.split(again) == ["python", "-m", "research", "estimators", str(bits), "--estimators", "marginal", "--estimators", "reinmax",
-                                  "--draws", "16", "--out", str(out)]  # fmt: skip
+    assert shlex.split(again) == [
+        "python", "-m", "research", "estimators", str(bits), "--estimators", "marginal", "--estimators", "reinmax",
+        "--draws", "16", "--out", str(out),
+    ]  # fmt: skip
 
 
 # ---- what a person sees ----

@@ -3,8 +3,9 @@
 import pytest
 
 from research.budgets import BUDGETS, find_budget
+from research.files import VARIANTS
 from research.paper.published import PAPER_TABLE
-from research.paper.rows import IDS, REFERENCES, ROWS, VARIANTS, choices, chosen
+from research.paper.rows import IDS, REFERENCES, ROWS, choices, chosen
 from xorflow.errors import ConfigError
 from xorflow.training import Options, build_estimator
 

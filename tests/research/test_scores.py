@@ -8,9 +8,9 @@ import torch
 
 import xorflow as xf
 from research.budgets import find_budget
-from research.paper.figures import unpacked
 from research.paper.rows import REFERENCES, ROWS
-from research.paper.score import draw_samples, posterior_argmax, reference, score
+from research.paper.score import posterior_argmax, reference, score
+from research.samples import draw_samples, unpacked
 from xorflow import evaluate
 from xorflow.data import Split
 from xorflow.training import report

@@ -3,13 +3,8 @@
 import pytest
 import torch
 
-from research.strong.score import (
-    STRONG_BUDGETS,
-    STRONG_ROWS,
-    chosen_strong,
-    greedy_on_fixed_base,
-    strong_figures,
-)
+from research.strong.rows import STRONG_BUDGETS, STRONG_ROWS, chosen_strong
+from research.strong.score import greedy_on_fixed_base, strong_figures
 from xorflow import MADE, FactorisedBase, LatentFlow, Layer, Mixture, data, evaluate
 from xorflow.errors import ConfigError
 from xorflow.training import report
