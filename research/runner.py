@@ -39,7 +39,6 @@ from xorflow.training import (
     Options,
     Outcome,
     build_data,
-    full_products,
     open_run,
     out_of_memory_as_error,
     read_config,
@@ -343,17 +342,16 @@ class Runner:
         dataset = self._dataset(job.options)
         split = dataset.parts[part]
         self._pause()
-        with full_products():
-            figures = self._request.experiment.score(
-                name.row,
-                opened.flow,
-                split,
-                known,
-                self._evaluation(name),
-                phase=name.phase,
-                train=dataset.train,
-                pause=self._pause,
-            )
+        figures = self._request.experiment.score(
+            name.row,
+            opened.flow,
+            split,
+            known,
+            self._evaluation(name),
+            phase=name.phase,
+            train=dataset.train,
+            pause=self._pause,
+        )
         draw = {"part": part, "draw": dataset.describe()["sha256"][part]}
         samples = None
         if name.phase == "final":

@@ -17,7 +17,7 @@ from research.samples import SAMPLES, draw_samples
 from research.strong.rows import MIXED_ROWS, STRONG_ROWS, MixedRow, StrongRow
 from xorflow import ConfigError, FactorisedBase, Flow, LatentFlow, Mixture, data, evaluate
 from xorflow.data import Split
-from xorflow.training import RECIPES, full_products, mixture_of, open_run, report, resolve_device
+from xorflow.training import RECIPES, mixture_of, open_run, report, resolve_device
 
 DRAWS = (0, 1, 2, 3, 4)
 """The seeds of the draws of the binarised test images; their mean is reported."""
@@ -176,9 +176,8 @@ def _mixed(row: MixedRow, folders: Sequence[Path], budget: Budget, device: str) 
     dataset = runs[0].data().to(model.device)
     assert dataset.test is not None
     began = time.monotonic()
-    with full_products():
-        known = report(model, dataset, 1, ("test",), runs[0].options.precision)["test"]
-        figures = strong_figures(model, dataset.test, known, budget, train=dataset.train)
+    known = report(model, dataset, 1, ("test",), runs[0].options.precision)["test"]
+    figures = strong_figures(model, dataset.test, known, budget, train=dataset.train)
     trained = [read_trained(folder, "test") for folder in folders]
     return {
         "version": results.VERSION,

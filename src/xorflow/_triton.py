@@ -21,7 +21,9 @@ def _marginal_forward(logits, x, base, out, width, group, BLOCK: tl.constexpr):
     phi = tl.load(logits + row * width + cols, mask=inside, other=0.0)
     sign = 2.0 * tl.load(x + row * width + cols, mask=inside, other=0.0) - 1.0
     signed = sign * tl.load(base + (row // group) * width + cols, mask=inside, other=0.0)
-    # log p(x) + log((1 - f) + f p(1 - x) / p(x))
+    # log p(x) + log((1 - f) + f p(1 - x) / p(x)), mirrored where f > 1/2, so that nothing cancels
+    signed = tl.where(phi > 0.0, -signed, signed)
+    phi = -tl.abs(phi)
     value = -_softplus(-signed) + _softplus(phi - signed) - _softplus(phi)
     tl.store(out + row, tl.sum(tl.where(inside, value, 0.0), 0))
 
@@ -44,8 +46,10 @@ def _marginal_backward(
         sign = 2.0 * tl.load(x + place, mask=inside, other=0.0) - 1.0
         weight = tl.load(g + run * group + lines, mask=lines < group, other=0.0)[:, None]
         signed = sign * b
-        chosen = tl.sigmoid(phi - signed)
-        tl.store(g_logits + place, weight * (chosen - tl.sigmoid(phi)), mask=inside)
+        mirror = tl.where(phi > 0.0, -1.0, 1.0)
+        far = tl.sigmoid(mirror * (phi - signed))
+        tl.store(g_logits + place, weight * mirror * (far - tl.sigmoid(-tl.abs(phi))), mask=inside)
+        chosen = tl.where(phi > 0.0, 1.0 - far, far)
         total += tl.where(inside, weight * sign * (tl.sigmoid(-signed) - chosen), 0.0)
     tl.store(g_base + run * width + cols, tl.sum(total, 0), mask=inside_cols)
 
@@ -287,25 +291,6 @@ def draw_rows(intensities: Tensor, rows: Tensor, seeds: Tensor, counter: Tensor,
     grid = (lines, triton.cdiv(triton.cdiv(width, 4), block))
     group = lines // len(seeds)
     _draw_rows[grid](intensities, rows, seeds, counter, ahead, out, width, group, BLOCK=block, num_warps=4)
-    return out
-
-
-@triton.jit
-def _binarise_rows(intensities, rows, noise, out, width, BLOCK: tl.constexpr):
-    line = tl.program_id(0)
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = cols < width
-    row = tl.load(rows + line)
-    grey = tl.load(intensities + row * width + cols, mask=inside, other=0).to(tl.float32)
-    drawn = tl.load(noise + line * width + cols, mask=inside, other=0.0)
-    tl.store(out + line * width + cols, (drawn * 255.0 < grey).to(tl.uint8), mask=inside)
-
-
-def binarise_rows(intensities: Tensor, rows: Tensor, noise: Tensor) -> Tensor:
-    width = intensities.shape[1]
-    out = torch.empty(len(rows), width, dtype=torch.uint8, device=rows.device)
-    grid = (len(rows), triton.cdiv(width, 1024))
-    _binarise_rows[grid](intensities, rows, noise.contiguous(), out, width, BLOCK=1024)
     return out
 
 

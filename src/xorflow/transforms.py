@@ -19,7 +19,10 @@ from xorflow.errors import ModelError
 
 
 class Transform(nn.Module, ABC):
-    """A family of bijections of {0..K_d - 1}, indexed for each feature by `u` in {0..U_d - 1}; u = 0 is the identity.
+    """A family of bijections of {0..K_d - 1}, indexed for each feature by `u` in {0..U_d - 1}.
+
+    Features may differ in their bijections. u = 0 is the identity by custom; only coupling layers need that, for what they
+    leave alone.
 
     Args:
         categories: K_d, for each feature.
@@ -36,6 +39,10 @@ class Transform(nn.Module, ABC):
         # (D, U, K), or (1, U, K) when all features are alike
         self.register_buffer("to_base_table", self._table(self.to_base), persistent=False)
         self.register_buffer("to_data_table", self._table(self.to_data), persistent=False)
+        self._check_bijections()
+        self.is_xor = (
+            self.states.binary and self.choices.binary and self.to_base_table.tolist() == [[[0, 1], [1, 0]]]
+        )
 
     @abstractmethod
     def to_base(self, x: Tensor, u: Tensor) -> Tensor:
@@ -54,11 +61,27 @@ class Transform(nn.Module, ABC):
         u = torch.arange(u_max)[:, None, None].expand(u_max, k_max, d)
         x = torch.arange(k_max)[None, :, None].expand(u_max, k_max, d)
         real = (u < torch.tensor(self.choices.sizes)) & (x < torch.tensor(self.states.sizes))
-        table = torch.where(real, apply(x, torch.where(real, u, 0)), x).permute(
-            2, 0, 1
-        )  # padding stays where it is
-        alike = len(set(self.states.sizes)) == 1 and len(set(self.choices.sizes)) == 1
-        return table[:1].clone() if alike else table.contiguous()
+        moved = apply(torch.where(real, x, 0), torch.where(real, u, 0))
+        table = torch.where(real, moved, x).permute(2, 0, 1)  # padding stays where it is
+        return table[:1].clone() if bool((table == table[:1]).all()) else table.contiguous()
+
+    def _check_bijections(self) -> None:
+        there, back, k = self.to_base_table, self.to_data_table, self.states.width
+        inside = bool(((there >= 0) & (there < k) & (back >= 0) & (back < k)).all())
+        if inside:
+            there, back = torch.broadcast_tensors(there, back)
+        if not inside or bool((torch.gather(back, -1, there) != torch.arange(k)).any()):
+            raise ModelError(
+                f"to_data must undo to_base within 0..K - 1, for each choice and feature, and that of {type(self).__name__} "
+                "does not; compare to_data(to_base(x, u), u) with x for all x and u"
+            )
+
+    def keeps(self, features: Tensor) -> bool:
+        """Whether u = 0 is the identity for these `features`, booleans (D,)."""
+        first = self.to_base_table[:, 0].expand(self.states.features, -1)[
+            features.to(self.to_base_table.device)
+        ]
+        return bool((first == torch.arange(self.states.width, device=first.device)).all())
 
     def relaxed_to_base(self, x: Tensor, u: Tensor) -> Tensor:
         r"""The multilinear form on encoded states: :math:`y_j = \sum_u u_u\, x_{t_u(j)}`; exact on integers."""
@@ -70,8 +93,14 @@ class Transform(nn.Module, ABC):
         return self._multilinear(y, u, table if features is None or len(table) == 1 else table[features])
 
     def _multilinear(self, x: Tensor, u: Tensor, source: Tensor) -> Tensor:
-        if self.states.binary:  # xor: any |x - u| or (x + u) % 2 has the wrong slope
+        if self.is_xor:  # any |x - u| or (x + u) % 2 has the wrong slope
             return x + u - 2 * x * u
+        if self.states.binary:
+            return self._gathered(torch.stack((1 - x, x), -1), u, source)[..., 1]
+        return self._gathered(x, u, source)
+
+    def _gathered(self, x: Tensor, u: Tensor, source: Tensor) -> Tensor:
+        """The multilinear form on one-hot states (..., D, K)."""
         if self.choices.binary:
             u = torch.stack((1 - u, u), -1)
         batch = torch.broadcast_shapes(x.shape[:-2], u.shape[:-2])
@@ -84,10 +113,12 @@ class Transform(nn.Module, ABC):
 
     def outcomes(self, table: Tensor, x: Tensor) -> Tensor:
         """For each u, the entry of `table` (D, K) at y = to_base(x, u): (..., D, U), linear in the encoded x."""
-        if self.states.binary:
-            at_x = x * table[:, 1] + (1 - x) * table[:, 0]
+        if self.is_xor:
+            zero, one = table.unbind(-1)
             # laid out one value of u after the other, so that each is contiguous
-            return torch.stack((at_x, table.sum(-1) - at_x)).movedim(0, -1)
+            return torch.stack((torch.lerp(zero, one, x), torch.lerp(one, zero, x))).movedim(0, -1)
+        if self.states.binary:
+            x = torch.stack((1 - x, x), -1)
         moved = torch.gather(
             table.unsqueeze(1).expand(-1, self.choices.width, -1),
             -1,

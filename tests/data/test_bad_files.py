@@ -28,6 +28,12 @@ def refused(path: Path, message: str, **options) -> None:
         (np.where(GOOD == 2, np.inf, GOOD), {}, "holds inf"),
         (GOOD.astype(str), {}, "got an array of <U21; encode texts .* or keep them in a .csv"),
         (GOOD[:0], {}, r"at least one row and one feature, got shape \(0, 2\)"),
+        (
+            np.zeros((8, 4, 5, 3)),
+            {},
+            r"one value a pixel, \(N, H, W\), got \(8, 4, 5, 3\).* reshape it to \(8, 60\)",
+        ),
+        (np.zeros((8, 1, 4, 5)), {}, r"reshape it to \(8, 20\)"),
         (GOOD[:, 0], {}, r"shape \(N, D\).* got \(20,\); reshape a single feature to \(N, 1\)"),
         (GOOD[:1], {}, "the split needs 3 rows or more, 1 to train, 1 to validate and 1 to test, got 1"),
         (GOOD[:2], {}, "needs 3 rows or more"),

@@ -97,6 +97,7 @@ def test_csv_rows_that_do_not_fit(
         ([[0, 1, 2]], "D = 2 features, but the rows of .* have 3"),
         (np.zeros((0, 2)), "at least one row"),
         ([0, 1], r"shape \(N, D\)"),
+        (np.zeros((2, 1, 1, 2)), r"got \(2, 1, 1, 2\).* reshape it to \(2, 2\)"),
     ],
 )
 def test_array_rows_that_do_not_fit(tmp_path: Path, array, message: str) -> None:

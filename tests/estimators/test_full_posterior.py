@@ -382,6 +382,24 @@ def test_the_most_probable_choice_of_a_posterior_gives_no_likelihood(features):
     assert bool((evaluate.importance(flow, x, samples=20, proposal="q").values.exp() < 1.0).all())
 
 
+@pytest.mark.parametrize(
+    ("ignored", "words"),
+    [
+        ({"local": True}, "so that local would change nothing"),
+        ({"gamma": 0.5}, "so that gamma=0.5 would change nothing"),
+        ({"rewards": "impatient"}, "so that rewards=impatient would change nothing"),
+        (
+            {"rewards": "impatient", "local": True},
+            "rewards=impatient and local would change nothing; leave it out",
+        ),
+    ],
+)
+def test_options_that_vanilla_would_ignore_are_refused(ignored, words):
+    with pytest.raises(ConfigError, match=words):
+        FullPosterior("vanilla", **ignored)
+    FullPosterior("suffix", **ignored)
+
+
 def test_nothing_calls_the_most_probable_choice_of_a_posterior_a_likelihood():
     """No evaluation takes it, and a flow whose generator would be such a posterior is refused."""
     base, posterior = FactorisedBase(3), MLP(3, hidden=())

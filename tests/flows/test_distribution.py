@@ -7,7 +7,8 @@ from torch.distributions import Distribution
 
 import zoo
 from enumeration import all_states, enumerated
-from xorflow import MADE, DataError, FactorisedBase, Intractable, LatentFlow, Layer, ModelError
+from xorflow import MADE, DataError, FactorisedBase, Intractable, LatentFlow, Layer, Mixture, ModelError
+from xorflow.estimators import Marginal, SpecialCase, StraightThrough
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_integers_of_any_type_come_in(dtype):
         ([2, 0, 0], "K = 2"),
         ([0, 0], "D = 3"),
         ([0, 0, 0, 0], "D = 3"),
-        (torch.zeros(0, 3, dtype=torch.int64), "at least one row"),
+        (torch.zeros(0, 2, dtype=torch.int64), r"got.* \(0, 2\)"),
         (torch.tensor(1), "shape"),
     ],
 )
@@ -143,3 +144,30 @@ def test_a_context_of_the_wrong_width_is_refused(context):
 def test_a_context_that_nobody_sees_is_refused():
     with pytest.raises(ModelError, match="takes 0 context features, and got 2"):
         zoo.make("D3 reversed")(torch.zeros(2))
+
+
+@pytest.mark.parametrize("name", zoo.MEMBERS)
+def test_no_rows_have_no_likelihoods(name):
+    flow = zoo.make(name)
+    context = zoo.rows_of_context(flow, 0)
+    for model in (flow, flow.greedy(), Mixture([flow, flow.greedy()]).double()):
+        shape = () if context is not None else (0,)
+        assert model(context).sample(shape).shape == (0, flow.features)
+        assert model(context).log_prob(torch.zeros(0, flow.features)).shape == (0,)
+    one = zoo.context(flow)
+    assert flow(None if one is None else one[0]).log_prob(torch.zeros(2, 0, flow.features)).shape == (2, 0)
+
+
+def test_rows_and_context_that_do_not_broadcast_are_refused():
+    flow = zoo.make("D3 context")
+    with pytest.raises(DataError, match=r"these have \(5,\) and \(4,\)"):
+        flow(torch.zeros(4, 2)).log_prob(torch.zeros(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"), [((2, 4), r"D = 3 features, and got shape \(2, 4\)"), ((0, 3), "the batch has none")]
+)
+def test_estimators_refuse_other_features_and_no_rows(shape, words):
+    for estimator in (Marginal(), SpecialCase(), StraightThrough()):
+        with pytest.raises(DataError, match=words):
+            estimator(zoo.make("D3 reversed"), torch.zeros(shape, dtype=torch.int64))

@@ -92,3 +92,20 @@ def test_a_context_of_the_wrong_width_is_refused_both_ways(context):
     for way in (flow.to_data, flow.to_base):
         with pytest.raises(xf.ModelError, match="made for 2 context features"):
             way(all_states((2,) * 3), context)
+
+
+def test_rows_of_another_width_are_refused_both_ways():
+    flow = zoo.make("D3 context").greedy()
+    narrow, context = torch.zeros(4, 2, dtype=torch.int64), torch.ones(4, 2)
+    for way in (flow.to_data, flow.to_base, lambda x, context: xf.refit_base(flow, x, context)):
+        with pytest.raises(xf.DataError, match="D = 3 features"):
+            way(narrow, context)
+
+
+@pytest.mark.parametrize("kind", [xf.MADE, xf.CausalTransformer, xf.Recurrent])
+def test_a_context_with_another_number_of_rows_is_refused(kind):
+    flow = xf.LatentFlow([xf.Layer(kind(3, context=2))], xf.FactorisedBase(3))
+    x, context = torch.zeros(4, 3, dtype=torch.int64), torch.ones(3, 2)
+    for call in (xf.evaluate.exact, xf.estimators.Marginal(), lambda f, x, c: f(c).log_prob(x)):
+        with pytest.raises(xf.DataError, match="one leading shape"):
+            call(flow, x, context)

@@ -102,6 +102,13 @@ def test_samples_have_the_exact_law(name):
     assert bool(((frequency - p).abs() < 5 * (p / count).sqrt()).all())
 
 
+@pytest.mark.parametrize("name", MIXTURES)
+def test_more_samples_begin_with_those_of_fewer(name):
+    model = distribution(MIXTURES[name]())
+    few, more = (model.sample((count,), generator=torch.Generator().manual_seed(3)) for count in (10, 20))
+    assert torch.equal(few, more[:10])
+
+
 def test_each_row_is_made_by_the_component_that_its_noise_names():
     mixture = several()
     noise = mixture.draw_noise(200, torch.Generator().manual_seed(0))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import zoo
-from xorflow import MADE, FactorisedBase, LatentFlow, Layer, evaluate
+from xorflow import MADE, Coupling, FactorisedBase, LatentFlow, Layer, evaluate
 from xorflow._math import enumerate_states
 from xorflow.errors import ModelError
 from xorflow.flows import read_on
@@ -96,6 +96,38 @@ def test_of_deeper_flows_the_last_layer_is_read(name: str) -> None:
     free = read_on(flow, FactorisedBase(flow.features, 0.999999).double())  # which can reach almost anything
     torch.testing.assert_close(free.log_likelihood(x), flow.log_likelihood(x), rtol=0, atol=1e-4)
     assert (clipped.log_likelihood(x) - flow.log_likelihood(x)).abs().max() > 1e-4
+
+
+def coupling(depth: int) -> LatentFlow:
+    """On a base other than the one it is to be read on, with strong weights."""
+    torch.manual_seed(depth)
+    layers = [Layer(Coupling(D, (8,), mask="alternate", flip=bool(index % 2))) for index in range(depth)]
+    probabilities = torch.tensor([[0.7, 0.3], [0.2, 0.8], [0.9, 0.1], [0.6, 0.4]])
+    flow = LatentFlow(layers, FactorisedBase(D, probabilities=probabilities)).double()
+    with torch.no_grad():
+        for parameter in flow.layers.parameters():
+            parameter.mul_(4)
+    return flow
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_coupling_on_another_base_is_one_model(depth: int) -> None:
+    """Its likelihood, its samples and its deterministic reading agree, for every x."""
+    read, x = read_on(coupling(depth), FactorisedBase(D, 0.95).double()), everything()
+    p = read().log_prob(x).exp()
+    assert abs(float(p.sum()) - 1) < 1e-10
+    drawn = read().sample((40_000,), generator=torch.Generator().manual_seed(0))
+    rates = torch.bincount((drawn * torch.tensor([8, 4, 2, 1])).sum(-1), minlength=16) / len(drawn)
+    assert bool(((rates - p).abs() < 5 * (p * (1 - p) / len(drawn)).sqrt()).all())
+    greedy = read.greedy()
+    assert torch.equal(greedy.to_data(greedy.to_base(x)), x)
+    assert torch.equal(greedy.to_base(greedy.to_data(x)), x)
+
+
+def test_a_coupling_on_another_base_is_the_same_distribution_where_nothing_is_clipped() -> None:
+    flow, x = coupling(1), everything()
+    read = read_on(flow, FactorisedBase(D, 0.999999).double())
+    torch.testing.assert_close(read().log_prob(x), flow().log_prob(x), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["D4 own", "D3 posterior", "K 2, 3, 4"])

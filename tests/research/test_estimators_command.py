@@ -134,7 +134,7 @@ def bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_is_studied_into_its_own_folder(bits: Path, research: Command) -> None:
     said = research(
-        "study", bits, "--estimators", "marginal,leave-one-out:samples=2", "--draws", "8", "--batch", "4"
+        "estimators", bits, "--estimators", "marginal,leave-one-out:samples=2", "--draws", "8", "--batch", "4"
     )
     assert (said.code, said.err) == (0, "")
     assert re.search(r"^marginal +0 +0 +1 +1 ", said.out, re.MULTILINE)
@@ -197,12 +197,15 @@ def test_a_folder_that_is_no_run(research: Command, tmp_path: Path) -> None:
     assert "RUN is the folder of a run" in research("estimators", tmp_path / "nothing").refused()
 
 
-def test_a_model_without_an_oracle(research: Command, tmp_path: Path) -> None:
+def test_a_model_without_an_oracle(
+    research: Command, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     data = rows_file(tmp_path / "rows.npy")  # 3^12 choices of two layers that see their own u
     options = ("--layers", "2", "--own", "--estimator", "special-case", *SMALL, "--epochs", "1")
     with pytest.raises(SystemExit) as stop:
         xorflow(["train", "--data", str(data), "--out", str(tmp_path / "run"), *options])
     assert stop.value.code == 0
+    capfd.readouterr()  # what training says
     assert (
         "a study compares gradients with exact ones, and this model has none"
         in research("estimators", tmp_path / "run").refused()
@@ -218,7 +221,16 @@ def test_ctrl_c_says_how_to_go_on(
     monkeypatch.setattr(Study, "run", interrupted)
     out = tmp_path / "the results"
     said = research(
-        "study", bits, "--estimators", "marginal", "--estimators", "reinmax", "--draws", "16", "--out", out
+        "estimators",
+        bits,
+        "--estimators",
+        "marginal",
+        "--estimators",
+        "reinmax",
+        "--draws",
+        "16",
+        "--out",
+        out,
     )
     assert (said.code, said.out) == (130, "")
     words, again = said.err.strip().rsplit(": ", 1)

@@ -339,7 +339,9 @@ def test_no_runs_at_once_are_refused(tmp_path: Path) -> None:
 def test_gradients_that_are_no_numbers_are_a_finding(tmp_path: Path) -> None:
     comparison = TrainingComparison(request(tmp_path, models=None, estimators=("marginal",)), 1)
     for key, options in comparison._named.items():
-        comparison._named[key] = options.replace(lr=1e30, optimiser="sgd", schedule="constant", epochs=3)
+        comparison._named[key] = options.replace(
+            lr=1e38, hidden=[16, 16], optimiser="sgd", schedule="constant", epochs=3
+        )
     failed = comparison.run()
     assert [line.partition(":")[0] for line in failed] == ["depth 1, marginal", "depth 2, marginal"]
     kept = read(tmp_path / "out/training/depth-1.marginal.json")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import xorflow as xf
 from tiny_runs import StopAt, read, tiny_dataset, tiny_flow
-from xorflow.errors import CheckpointError, ConfigError, ModelError
+from xorflow.errors import CheckpointError, ConfigError, DataError, ModelError
 from xorflow.training import Interrupted
 
 QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 64, "device": "cpu", "lr": 0.01}
@@ -156,3 +156,47 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
 def test_ctrl_c_in_python_raises_interrupted() -> None:
     with pytest.raises(Interrupted):
         xf.fit(tiny_flow(), tiny_dataset(), observer=StopAt({1}), **QUICK)
+
+
+def held_out(train: xf.data.Split, what: str, categories: int) -> xf.data.Dataset:
+    validation, test = (train if part in what else None for part in ("validation", "test"))
+    return xf.data.Dataset("own", train, validation, test, categories=(categories,) * 6)
+
+
+@pytest.mark.parametrize("what", ["", "validation", "test", "validation and test"])
+def test_a_flow_of_fewer_categories_than_the_data_is_refused_before_any_work(
+    what: str, tmp_path: Path
+) -> None:
+    flow = xf.LatentFlow([xf.Layer(xf.MADE(6, (8,)))], xf.FactorisedBase(6))
+    before = {name: tensor.clone() for name, tensor in flow.state_dict().items()}
+    data = held_out(tiny_dataset().train, what, 3)
+    with pytest.raises(
+        ModelError, match=r"K = 2 at feature 0 .* own has 3; build .* categories=data.categories"
+    ):
+        xf.fit(flow, data, out=tmp_path / "run", start="data", **QUICK)
+    assert not (tmp_path / "run").exists()
+    assert all(torch.equal(before[name], tensor) for name, tensor in flow.state_dict().items())
+
+
+@pytest.mark.parametrize("what", ["", "validation", "test"])
+def test_values_beyond_the_stated_categories_are_refused(what: str) -> None:
+    flow = xf.LatentFlow([xf.Layer(xf.MADE(6, (8,)))], xf.FactorisedBase(6))
+    with pytest.raises(DataError, match=r"row 0, feature 2 .* holds 2 where K = 2"):
+        xf.fit(flow, held_out(tiny_dataset().train, what, 2), **QUICK)
+
+
+def test_a_flow_of_more_categories_than_the_data_is_trained() -> None:
+    flow = xf.LatentFlow([xf.Layer(xf.MADE(6, (8,), categories=4))], xf.FactorisedBase(6, categories=4))
+    xf.fit(flow, held_out(tiny_dataset().train, "test", 3), **QUICK)
+
+
+def test_other_features_or_another_context_are_refused_before_any_work(tmp_path: Path) -> None:
+    data = tiny_dataset()
+    base = xf.FactorisedBase(6, categories=3)
+    narrow = xf.LatentFlow([xf.Layer(xf.MADE(5, (8,)))], xf.FactorisedBase(5))
+    with pytest.raises(ModelError, match=r"this one has D = 5, and .* has 6; build it with features=6"):
+        xf.fit(narrow, data, out=tmp_path / "run", **QUICK)
+    seeing = xf.LatentFlow([xf.Layer(xf.MADE(6, (8,), categories=3, context=2))], base)
+    with pytest.raises(ModelError, match=r"takes 2 context features, and .* has 0"):
+        xf.fit(seeing, data, out=tmp_path / "run", **QUICK)
+    assert not (tmp_path / "run").exists()

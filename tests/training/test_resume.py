@@ -4,11 +4,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from tiny_runs import DEEP, StopAt, assert_same_run, read, rows_file, tiny_options
+from tiny_runs import DEEP, StopAt, assert_same_run, read, rows_file, tiny_flow, tiny_options, weights_of
+from xorflow import LatentFlow
 from xorflow.errors import CheckpointError, ConfigError
-from xorflow.training import Interrupted, Options, open_run, resume_run, train_run
+from xorflow.training import (
+    Interrupted,
+    Options,
+    build_data,
+    flow_to_spec,
+    open_run,
+    prepare_run,
+    resume_run,
+    train_run,
+)
 from xorflow.training.checkpoint import load_snapshot
+from xorflow.training.run import untrained
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +191,32 @@ def test_files_of_a_killed_writer_are_swept_up(interrupted: Path) -> None:
     (interrupted / ".weights.safetensors.abc.tmp").write_bytes(b"half")
     resume_run(interrupted, {})
     assert not list(interrupted.glob(".*"))
+
+
+def _frozen_first(seed: int) -> LatentFlow:
+    flow = tiny_flow(layers=2, seed=seed)
+    flow.layers[0].requires_grad_(False)
+    return flow
+
+
+def test_a_model_built_in_python_is_resumed_with_its_own_weights_and_what_it_freezes(tmp_path: Path) -> None:
+    data = rows_file(tmp_path / "rows.npy")
+    options = tiny_options(data).replace(layers=None, hidden=[1024])
+    flow = _frozen_first(7)
+    before = {name: tensor.clone() for name, tensor in flow.state_dict().items()}
+    prepare_run(flow, options, build_data(options), tmp_path / "prepared")
+    resume_run(tmp_path / "prepared", {})
+    trained = weights_of(tmp_path / "prepared")
+    kept = [torch.equal(trained[name], tensor) for name, tensor in before.items() if "layers.0." in name]
+    learned = [
+        torch.equal(trained[name], tensor)
+        for name, tensor in before.items()
+        if "layers.1.conditioner" in name
+    ]
+    assert all(kept)
+    assert not all(learned)
+    begun = untrained(open_run(tmp_path / "prepared")).state_dict()
+    assert all(torch.equal(begun[name], tensor) for name, tensor in before.items())
+
+    train_run(options, tmp_path / "other", model=flow_to_spec(_frozen_first(0)))
+    assert open_run(tmp_path / "other").latent.layers[0].conditioner.net[0].weight.requires_grad is False

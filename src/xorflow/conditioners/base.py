@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from xorflow._states import Alphabet, per_feature
-from xorflow.errors import ModelError
+from xorflow.errors import DataError, ModelError
 
 
 class Source(StrEnum):
@@ -117,7 +117,7 @@ class Conditioner(nn.Module, ABC):
             parts.append(context.to(parts[0].dtype))
         if len(parts) == 1:
             return parts[0]
-        batch = torch.broadcast_shapes(*(p.shape[:-1] for p in parts))
+        batch = common_lead(*(p.shape[:-1] for p in parts))
         return torch.cat([p.expand(*batch, p.shape[-1]) for p in parts], -1)
 
     def _check_context(self, context: Tensor | None) -> None:
@@ -135,6 +135,18 @@ class Conditioner(nn.Module, ABC):
             if self.choices.binary
             else flat.unflatten(-1, (features or self.features, self.choices.width))
         )
+
+
+def common_lead(*shapes: torch.Size) -> torch.Size:
+    """The leading shape that rows and their context broadcast to."""
+    try:
+        return torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        came = " and ".join(str(tuple(shape)) for shape in shapes)
+        raise DataError(
+            f"rows and context have one leading shape, or shapes that broadcast, and these have {came}; give one row of "
+            "context for each row of x, or one for all"
+        ) from None
 
 
 def _parse_sees(sees: Mapping[str, str]) -> dict[Source, Dependence]:

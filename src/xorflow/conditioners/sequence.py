@@ -14,7 +14,7 @@ from torch.nn.functional import dropout
 
 from xorflow._states import Alphabet
 from xorflow.conditioners import launched
-from xorflow.conditioners.base import Conditioner, Dependence, Source
+from xorflow.conditioners.base import Conditioner, Dependence, Source, common_lead
 from xorflow.conditioners.looks import checked_quiet, coordinates, table_of_looks
 from xorflow.conditioners.orderings import Order, image_shape, resolve_order
 from xorflow.errors import ModelError
@@ -275,7 +275,7 @@ class SequenceConditioner(Conditioner):
         self._check_context(context)
         values = [_split(self.alphabet(source), inputs[source]) for source in self.sees]  # (..., D, floats)
         leads = [v.shape[:-2] for v in values] + ([] if context is None else [context.shape[:-1]])
-        lead = torch.broadcast_shapes(*leads)
+        lead = common_lead(*leads)
         rows = [v.expand(*lead, *v.shape[-2:]).reshape(-1, *v.shape[-2:]) for v in values]
         if context is not None:
             context = context.expand(*lead, context.shape[-1]).reshape(-1, context.shape[-1])

@@ -1,5 +1,6 @@
 """Files of numpy arrays, and the checks that every data file must pass before it is opened."""
 
+import math
 import os
 import zipfile
 import zlib
@@ -57,11 +58,18 @@ def single_array(arrays: dict[str, np.ndarray], path: Path) -> np.ndarray:
 
 
 def as_rows(array: np.ndarray, label: str) -> tuple[Tensor, tuple[int, ...] | None]:
-    """Integers (N, D), and the shape of one row where the array had more than two axes, as images do."""
+    """Integers (N, D), and the shape (H, W) of one row where the array had three axes, as images do."""
     if array.ndim < 2:
         raise DataError(
             f"{label} must have shape (N, D) or, for images, (N, H, W), got {array.shape}"
             "; reshape a single feature to (N, 1)"
+        )
+    if array.ndim > 3:
+        width = math.prod(array.shape[1:])
+        raise DataError(
+            f"{label} must have shape (N, D) or, for images with one value a pixel, (N, H, W), got {array.shape}; to model "
+            f"each of its {width} values as a feature of its own, as unordered categories, reshape it to "
+            f"({array.shape[0]}, {width}); of colours, one value a pixel could be a grey level or an index into a palette"
         )
     if array.size == 0:
         raise DataError(f"{label} must have at least one row and one feature, got shape {array.shape}")

@@ -12,23 +12,26 @@ from xorflow.errors import DataError
 _SMALL = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def validate(x: Any, categories: Sequence[int]) -> Tensor:
+def validate(x: Any, categories: Sequence[int], *, allow_empty: bool = False) -> Tensor:
     """Check values of shape (..., D) against 0..K_d - 1 for each feature d; return them as int64.
 
     Takes tensors, arrays and lists of bool, any integer type, or floats that hold integers. The result stays
-    on the device of `x`; one host synchronisation when all is well.
+    on the device of `x`; one host synchronisation when all is well. No rows at all are an error unless `allow_empty`.
 
     >>> validate([[0.0, 2.0], [1.0, 0.0]], categories=(2, 3))
     tensor([[0, 2],
             [1, 0]])
     """
     values = to_tensor(x)
-    if values.ndim == 0 or (values.shape[-1] != len(categories) and values.shape[0] != 0):
+    may_be_narrow = not allow_empty and values.ndim > 0 and values.shape[0] == 0  # another error says more
+    if values.ndim == 0 or (values.shape[-1] != len(categories) and not may_be_narrow):
         raise DataError(
             f"data must have shape (..., D) with D = {len(categories)} features, got {tuple(values.shape)}"
             "; give every row the features that the model was built for"
         )
     if values.numel() == 0:
+        if allow_empty:
+            return values.to(torch.int64)
         raise DataError(f"data must have at least one row, got shape {tuple(values.shape)}")
     bound = _bound(categories, values.device)
     if values.is_floating_point():

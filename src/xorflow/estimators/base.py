@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from xorflow.data import Batch
-from xorflow.errors import ModelError
+from xorflow.errors import DataError, ModelError
 from xorflow.flows import LatentFlow, Mixture
 
 
@@ -42,10 +42,6 @@ class Estimator(nn.Module, ABC):
 
     trains_mixtures: ClassVar[bool] = False
     """Whether a `Mixture`, which has a likelihood but no one pass from data to base, may stand in for a flow."""
-
-    one_path: ClassVar[bool] = False
-    """Whether a weight enters the loss only where it is differentiated (never detached): it may then change as soon as its
-    gradient is there, while the backward pass goes on. A class says it for itself, not for those made from it."""
 
     looks_at_grey: bool = False
     """Whether it takes the chances with which data were drawn (`grey_loss`), and not the draw alone."""
@@ -136,6 +132,7 @@ class Estimator(nn.Module, ABC):
         if isinstance(x, Batch):
             # labels that come along with the data are left out if the flow sees none, as in evaluation
             x, context = x.x, x.context if flow.context_features else None
+        _check_rows(flow, x)
         if self.looks_at_grey:
             if chances is None:
                 raise ModelError(
@@ -145,3 +142,14 @@ class Estimator(nn.Module, ABC):
         if draws is None:
             draws = self.draw(flow, len(x), generator)
         return self.loss(flow, flow.encode(x), context, draws)
+
+
+def _check_rows(flow: LatentFlow, x: Tensor) -> None:
+    """Shapes alone: looking at values would wait for the device in every step."""
+    if x.dim() != 2 or x.shape[-1] != flow.features:
+        raise DataError(
+            f"an estimator takes rows (B, D) with D = {flow.features} features, and got shape {tuple(x.shape)}; give every row "
+            "the features that the model was built for"
+        )
+    if len(x) == 0:
+        raise DataError("a loss is a mean over rows, and the batch has none; give at least one row")

@@ -105,6 +105,8 @@ class FullPosterior(Estimator):
             raise ConfigError(f"kl is one of {', '.join(_DIVERGENCES)}; got {kl!r}")
         if rewards not in ("descendants", "impatient"):
             raise ConfigError(f"rewards is one of descendants, impatient; got {rewards!r}")
+        if kl == "vanilla":
+            _refuse_what_vanilla_ignores(rewards, local, gamma)
         if sum_last and kl != "analytic":
             raise ConfigError(f"sum_last needs the divergence in closed form, kl=analytic; got kl={kl}")
         self.kl: Divergence = kl
@@ -244,6 +246,17 @@ class FullPosterior(Estimator):
 
     def update(self, stats: Mapping[str, Tensor]) -> None:
         self.signal.update(stats)
+
+
+def _refuse_what_vanilla_ignores(rewards: str, local: bool, gamma: float) -> None:
+    """Options that say which terms weigh a score mean nothing where every term weighs every score."""
+    given = {"rewards=impatient": rewards == "impatient", "local": local, f"gamma={gamma:g}": gamma != 1}
+    ignored = [name for name, is_given in given.items() if is_given]
+    if ignored:
+        raise ConfigError(
+            f"with kl=vanilla every term weighs every score, so that {' and '.join(ignored)} would change nothing; leave it "
+            "out, or choose kl=analytic or kl=suffix"
+        )
 
 
 def _signal(found: _Pass) -> Tensor:

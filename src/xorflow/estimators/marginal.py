@@ -26,8 +26,9 @@ class Marginal(Estimator):
 
     unbiased for the gradient of the bound; with S = 1 there is no baseline.
 
-    Of a `Mixture` of flows of depth 1: its exact likelihood; or, `in_turn`, the mean of its components', a bound on it, each
-    row by one of them. The components may share a network, which then learns several orderings.
+    Of a `Mixture` of flows of depth 1: its exact likelihood; or, `in_turn`, the mean of its components' log-likelihoods, each
+    row by one of them, which is a bound on the mixture's if its weights are equal, and none if they are not. The components
+    may share a network, which then learns several orderings.
 
     With `grey`, for binary data that are drawn afresh from chances g, as images are from grey values, at depth 1,
 
@@ -55,7 +56,6 @@ class Marginal(Estimator):
     """
 
     trains_mixtures: ClassVar[bool] = True
-    one_path: ClassVar[bool] = True
 
     def __init__(self, samples: int = 4, in_turn: bool = False, grey: bool = False) -> None:
         super().__init__()

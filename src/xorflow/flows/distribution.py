@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from xorflow._states import Alphabet
+from xorflow.conditioners.base import common_lead
 from xorflow.data import validate
 from xorflow.errors import DataError, ModelError
 from xorflow.flows.sampling import SampleNoise, complete
@@ -69,16 +70,19 @@ class ModelDistribution(Distribution):
     @torch.no_grad()
     def log_prob(self, value: Tensor) -> Tensor:
         """Exact log p(x) in nats; raises `Intractable`, naming what to call instead, where there is no exact value."""
-        x = validate(torch.as_tensor(value), self._model.states.sizes).to(self._model.device)
-        lead = torch.broadcast_shapes(x.shape[:-1], self.batch_shape)
-        rows = x.expand(*lead, -1).reshape(-1, self._model.features)
+        x = validate(torch.as_tensor(value), self._model.states.sizes, allow_empty=True)
+        x = x.to(self._model.device)
+        lead = common_lead(x.shape[:-1], self.batch_shape)
+        rows = x.expand(*lead, self._model.features).reshape(lead.numel(), self._model.features)
         context = self._rows_of_context(lead)
         size = _ROWS_AT_A_TIME
         parts = [
             self._model.log_likelihood(
                 self._model.encode(rows[i : i + size]), None if context is None else context[i : i + size]
             )
-            for i in range(0, len(rows), size)
+            for i in range(
+                0, max(1, len(rows)), size
+            )  # no rows are one empty batch, which fails where any would
         ]
         return torch.cat(parts).reshape(lead)
 
@@ -86,7 +90,9 @@ class ModelDistribution(Distribution):
         return (
             None
             if self.context is None
-            else self.context.expand(*lead, -1).reshape(-1, self.context.shape[-1])
+            else self.context.expand(*lead, self.context.shape[-1]).reshape(
+                lead.numel(), self.context.shape[-1]
+            )
         )
 
 
@@ -124,7 +130,7 @@ class FlowDistribution(ModelDistribution):
             raise DataError(
                 f"known is one boolean for each of the {self.flow.features} features, got {mask.dtype} {tuple(mask.shape)}"
             )
-        lead = torch.broadcast_shapes(x.shape[:-1], self.batch_shape)
+        lead = common_lead(x.shape[:-1], self.batch_shape)
         rows = self.flow.encode(x.expand(*lead, -1).reshape(-1, self.flow.features))
         noise = SampleNoise.draw(self.flow, torch.Size([len(rows)]), generator)
         y = self.flow.encode(self.flow.base.sample(noise.base))

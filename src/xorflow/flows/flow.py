@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from xorflow.bases import FactorisedBase
+from xorflow.data import validate
 from xorflow.flows.distribution import FlowDistribution
 from xorflow.flows.sampling import SampleNoise, invert
 from xorflow.flows.stack import GREEDY, Stack
@@ -40,16 +41,21 @@ class Flow(Stack):
     @torch.no_grad()
     def to_base(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """Integers y from integers x, in one pass a layer."""
+        x = validate(x, self.states.sizes, allow_empty=True)
         return self.states.decode(self.run(self.encode(x), draws=GREEDY, context=context).end.state)
 
     @torch.no_grad()
     def to_data(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         """Integers x from integers y: the exact inverse of `to_base`."""
+        return self._inverse(validate(y, self.states.sizes, allow_empty=True), context)
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Tensor:
         return self.states.decode(invert(self, self.encode(y), GREEDY, context))
 
+    @torch.no_grad()
     def sample_with(self, noise: SampleNoise, context: Tensor | None = None) -> Tensor:
         """Integers x (..., D) as a function of given noise."""
-        return self.to_data(self.base.sample(noise.base), context)
+        return self._inverse(self.base.sample(noise.base), context)
 
 
 @torch.no_grad()

@@ -61,12 +61,13 @@ class LatentFlow(Stack):
     def log_marginal_total(self, point: Point, context: Tensor | None = None) -> Tensor:
         """`log_marginal` summed over features, (...); for training: one launch each way on a CUDA device."""
         nodes = self.last_generator(point, context)
-        if isinstance(nodes, BinaryNodes) and _is_plain(nodes.logits, point.state):
+        transform = self.layers[-1].transform
+        if isinstance(nodes, BinaryNodes) and transform.is_xor and _is_plain(nodes.logits, point.state):
             fits = nodes.logits.dtype == point.state.dtype == self.base.logits.dtype == torch.float32
             if _kernels.usable(nodes.logits) and fits:
                 return _kernels.marginal_total(nodes.logits, point.state, self.base.logits)
             return marginal_total(nodes.logits, point.state, self.base.logits)
-        rewards = self.layers[-1].transform.outcomes(self.base.log_table(), point.state)
+        rewards = transform.outcomes(self.base.log_table(), point.state)
         return nodes.log_mixture(rewards).sum(-1)
 
     def expected_log_marginal(self, x: Tensor, chances: Tensor, context: Tensor | None = None) -> Tensor:
@@ -80,9 +81,15 @@ class LatentFlow(Stack):
             chances: (B, D).
             context: (B, C) or None.
         """
-        nodes = self.last_generator(self.start(x), context)
-        assert isinstance(nodes, BinaryNodes)
-        return expected_total(nodes.logits, chances.to(nodes.logits.dtype), self.base.logits)
+        nodes, transform = self.last_generator(self.start(x), context), self.layers[-1].transform
+        chances = chances.to(nodes.logits.dtype)
+        if isinstance(nodes, BinaryNodes) and transform.is_xor:
+            return expected_total(nodes.logits, chances, self.base.logits)
+        table = self.base.log_table()
+        of_zero, of_one = (
+            nodes.log_mixture(transform.outcomes(table, torch.full_like(x, value))) for value in (0.0, 1.0)
+        )
+        return torch.lerp(of_zero, of_one, chances).sum(-1)
 
     def log_likelihood(self, x: Tensor | Point, context: Tensor | None = None) -> Tensor:
         """Exact log p(x) in nats for encoded x, or its start, (B,): closed form at depth 1, enumeration in small spaces."""
@@ -97,7 +104,7 @@ class LatentFlow(Stack):
         rows = max(1, ENUMERATION_LIMIT // len(u))  # so that memory is bounded by the limit, not by the batch
         parts = [
             self._sum_over(u, x[i : i + rows], None if context is None else context[i : i + rows])
-            for i in range(0, len(x), rows)
+            for i in range(0, max(1, len(x)), rows)
         ]
         return torch.cat(parts)
 

@@ -43,6 +43,12 @@ class Layer(nn.Module):
                 self._check_fit(role, network)
         if posterior is not None and Source.OWN in posterior.sees:
             raise ModelError("the posterior is mean-field within a layer: it may see anything but its own u")
+        if conditioner.mask is not None and not self.transform.keeps(conditioner.mask):
+            raise ModelError(
+                "a coupling layer leaves alone what its network sees, by the choice u = 0, and that of "
+                f"{type(self.transform).__name__} is not the identity there; use an autoregressive conditioner, or let u = 0 "
+                "be the identity"
+            )
         if relative and (posterior is None or self.autoregressive_in_u):
             raise ModelError(
                 "relative=True adds a posterior's logits to those of a generator that does not see its own u: "

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from xorflow._autograd import Function
-from xorflow.flows.nodes import softplus
+from xorflow.flows.nodes import positive, softplus
 
 
 def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
         base_logits: log-odds of y, (D,).
     """
     zero, one = logsigmoid(-base_logits), logsigmoid(base_logits)
-    total, _ = _MarginalTotal.apply(logits, x, zero, one)  # pyright: ignore[reportGeneralTypeIssues]
+    total, _, _ = _MarginalTotal.apply(logits, x, zero, one)  # pyright: ignore[reportGeneralTypeIssues]
     return total
 
 
@@ -36,37 +36,42 @@ def expected_total(logits: Tensor, chances: Tensor, base_logits: Tensor) -> Tens
         base_logits: log-odds of y, (D,).
     """
     zero, one = logsigmoid(-base_logits), logsigmoid(base_logits)
-    of_one = one + softplus(logits + (zero - one))
-    of_zero = zero + softplus(logits + (one - zero))
-    return (torch.lerp(of_zero, of_one, chances) - softplus(logits)).sum(-1)
+    mirror = positive(logits)
+    below = logits * (1 - 2 * mirror)
+    near_zero, near_one = torch.lerp(zero, one, mirror), torch.lerp(one, zero, mirror)
+    step = near_zero - near_one
+    of_zero = near_zero + softplus(below - step)
+    of_one = near_one + softplus(below + step)
+    return (torch.lerp(of_zero, of_one, chances) - softplus(below)).sum(-1)
 
 
 class _MarginalTotal(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(logits: Tensor, x: Tensor, zero: Tensor, one: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        low = x * one + (1 - x) * zero
-        raised = (zero + one - low) - low + logits
-        return (low + softplus(raised) - softplus(logits)).sum(-1), raised
+    def forward(logits: Tensor, x: Tensor, zero: Tensor, one: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        likely = (x - positive(logits)).abs_()  # the state after the likelier u
+        near, below = torch.lerp(zero, one, likely), logits.abs().neg_()
+        raised = torch.lerp(one, zero, likely).sub_(near).add_(below)
+        return near.add_(softplus(raised)).sub_(softplus(below)).sum(-1), likely, raised
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        _, raised = output  # an output only because what is kept must be an input or an output
-        ctx.mark_non_differentiable(raised)
+        _, likely, raised = output  # outputs only because what is kept must be an input or an output
+        ctx.mark_non_differentiable(likely, raised)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:2], raised)
+        ctx.save_for_backward(inputs[0], likely, raised)
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        logits, x, raised = ctx.saved_tensors
+        logits, likely, raised = ctx.saved_tensors
         if gradients[0] is None:
             return None, None, None, None
         g = gradients[0].unsqueeze(-1)
-        g_high = g * torch.sigmoid(raised)  # times the posterior of u = 1
-        g_logits = g_high - g * torch.sigmoid(logits)
+        g_far = g * torch.sigmoid(raised)  # times the posterior of the u that is less likely beforehand
+        g_logits = (g_far - g * torch.sigmoid(-logits.abs())) * (1 - 2 * positive(logits))
         if not ctx.needs_input_grad[3]:
             return g_logits, None, None, None
-        g_low = (g - g_high) - g_high
-        both = g_high.sum(0)
-        return g_logits, None, (g_low * (1 - x)).sum(0) + both, (g_low * x).sum(0) + both
+        g_near = (g - g_far) - g_far
+        both = g_far.sum(0)
+        return g_logits, None, (g_near * (1 - likely)).sum(0) + both, (g_near * likely).sum(0) + both

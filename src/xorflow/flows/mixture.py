@@ -35,9 +35,10 @@ class Mixture(nn.Module):
 
     for example one network under several orderings, or several networks. Exact by log-sum-exp where every component is.
 
-    .. math:: \log p(x) \ge \max_m \log p_m(x) + \log w_m
+    .. math:: \log p(x) \ge \max_m\, [\log p_m(x) + \log w_m]
 
-    so it loses at most :math:`\log M` nats to its best component, image by image, and gains where they differ.
+    so for each x it loses at most :math:`\log (1 / w_m)` nats to component m, which for equal weights is :math:`\log M`, and
+    gains where the components differ.
 
     Args:
         components: at least two flows, over the same categories and with the same context.
@@ -207,9 +208,11 @@ class Mixture(nn.Module):
 
     def draw_noise(self, count: int, generator: torch.Generator | None = None) -> MixtureNoise:
         """Fresh noise for some samples, on the mixture's device."""
-        component = torch.rand(count, dtype=self.dtype, device=self.device, generator=generator)
-        deepest = max(self, key=lambda component: component.depth)
-        return MixtureNoise(component, SampleNoise.draw(deepest, torch.Size([count]), generator))
+        # all noise of a row lies side by side, so that more samples begin with those of fewer, as they do for flows
+        size = (count, 1 + (self.depth + 1) * self.features)
+        uniforms = torch.rand(size, dtype=self.dtype, device=self.device, generator=generator)
+        rows = uniforms[:, 1:].unflatten(-1, (self.depth + 1, self.features))
+        return MixtureNoise(uniforms[:, 0], SampleNoise(rows[:, 0], rows[:, 1:]))
 
     @torch.no_grad()
     def sample_with(self, noise: MixtureNoise, context: Tensor | None = None) -> Tensor:

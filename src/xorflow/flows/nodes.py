@@ -21,6 +21,16 @@ def softplus(x: Tensor) -> Tensor:
     return torch_softplus(x, threshold=50.0)
 
 
+def positive(logits: Tensor) -> Tensor:
+    r"""1 where a log-odds is positive and 0 elsewhere: where a formula is to be mirrored.
+
+    :math:`\log(1 + e^{a + \phi}) - \log(1 + e^\phi)` is the difference of two numbers near :math:`\phi` if that is large, and
+    float32 has no digits left for it. With u = 0 and u = 1 exchanged the log-odds is :math:`-\phi`, and nothing cancels.
+    Numbers and not booleans: `torch.lerp` by them is exact at both ends, and on the CPU many times as fast as `torch.where`.
+    """
+    return (logits > 0).to(logits.dtype)
+
+
 class _LogMixture(Function):
     r""":math:`\log((1 - f) e^a + f e^b)` with :math:`f = \sigma(\phi)`, and its gradient from two sigmoids.
 
@@ -30,8 +40,10 @@ class _LogMixture(Function):
 
     @staticmethod
     def forward(logits: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raised = high - low + logits
-        return (low + softplus(raised)).sub_(softplus(logits)), raised
+        mirror = positive(logits)
+        near, below = torch.lerp(low, high, mirror), logits.abs().neg_()  # near: of the likelier u
+        raised = torch.lerp(high, low, mirror).sub_(near).add_(below)
+        return near.add_(softplus(raised)).sub_(softplus(below)), raised
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -47,9 +59,11 @@ class _LogMixture(Function):
         g = gradients[0]
         if g is None:
             return None, None, None
-        chosen = torch.sigmoid(raised)  # the posterior of u = 1
-        g_high = g * chosen
-        parts = (g_high - g * torch.sigmoid(logits), g - g_high, g_high)
+        mirror = positive(logits)
+        g_far = g * torch.sigmoid(raised)  # times the posterior of the u that is less likely beforehand
+        g_logits = (g_far - g * torch.sigmoid(-logits.abs())) * (1 - 2 * mirror)
+        g_near = g - g_far
+        parts = (g_logits, torch.lerp(g_near, g_far, mirror), torch.lerp(g_far, g_near, mirror))
         return tuple(part.sum_to_size(shape) for part, shape in zip(parts, ctx.shapes, strict=True))
 
     @staticmethod
@@ -100,7 +114,9 @@ class BinaryNodes:
 
     def kl(self, other: BinaryNodes) -> Tensor:
         """KL(self || other), (..., D)."""
-        return self.mean * (self.logits - other.logits) - softplus(self.logits) + softplus(other.logits)
+        sign = 1 - 2 * positive(self.logits)
+        ours, theirs = sign * self.logits, sign * other.logits
+        return torch.sigmoid(ours) * (ours - theirs) - softplus(ours) + softplus(theirs)
 
     def expectation(self, values: Tensor) -> Tensor:
         """E[values at u], (..., D), for values (..., D, 2)."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xorflow._states import NEVER
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners.base import Conditioner, Source
+from xorflow.conditioners.base import Conditioner, Dependence, Source
 from xorflow.errors import ModelError
 from xorflow.flows.latent import LatentFlow
 from xorflow.flows.layer import Layer
@@ -30,7 +30,9 @@ def read_on(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
     same layers before the last.
 
     Args:
-        flow: on binary data, without posteriors, whose last layer does not see its own u.
+        flow: on binary data, without posteriors, whose last layer flips bits (xor) and does not see its own u. A coupling
+            is read as a flow in an ordering that begins with what its network sees: these features, which the coupling leaves
+            alone, have to be flipped on another base.
         base: for the same features, with no probability of one half.
 
     >>> from xorflow import MADE
@@ -41,6 +43,11 @@ def read_on(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
     if not flow.states.binary or not flow.last_layer_summable or flow.has_posterior:
         raise ModelError(
             "only a flow on binary data, without posteriors, whose last layer does not see its own u is read on another base"
+        )
+    if not flow.layers[-1].transform.is_xor:
+        raise ModelError(
+            f"a flow is read on another base by other chances of a flip, and the {type(flow.layers[-1].transform).__name__} of "
+            "its last layer does not flip by u = 1 and keep by u = 0; use Xor or ModularShift there"
         )
     if base.states != flow.states:
         raise ModelError("a flow is read on a base for the same features and categories, and this one is not")
@@ -61,12 +68,11 @@ class _Reread(Conditioner):
             network.features,
             categories=network.states.sizes,
             choices=network.choices.sizes,
-            sees={str(source): str(dependence) for source, dependence in network.sees.items()},
-            order=network.order,
+            sees=_in_an_order(network),
+            order=network.order if network.mask is None else _seen_first(network.mask),
             context=network.context_features,
         )
         self.network, self.before, self.after = network, before, after
-        self.mask = network.mask
 
     def config(self) -> dict[str, Any]:
         raise ModelError("a flow that is read on another base is not kept; keep the flow that it reads")
@@ -82,3 +88,14 @@ class _Reread(Conditioner):
         one = beta + (1 - 2 * beta) * torch.sigmoid(logits)
         flip = ((one - b) / (1 - 2 * b)).clamp(0, 1)
         return torch.logit(flip).clamp(NEVER, -NEVER).to(self.after.logits.dtype)
+
+
+def _in_an_order(network: Conditioner) -> dict[str, str]:
+    """What a network sees, a coupling's as that of a network in the order of `_seen_first`."""
+    before = {Dependence.COUPLED: Dependence.BEFORE}
+    return {str(source): str(before.get(seen, seen)) for source, seen in network.sees.items()}
+
+
+def _seen_first(mask: Tensor) -> tuple[int, ...]:
+    """The features that a coupling's network sees, and then those that it moves: neither depends on others of its kind."""
+    return tuple(torch.argsort((~mask).int(), stable=True).tolist())

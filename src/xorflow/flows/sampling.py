@@ -104,7 +104,7 @@ def _propose(
     """x, right but for rounding, by a conditioner that can be evaluated along its ordering."""
     rows = y.dim() == 2 + (not flow.states.binary)
     walk = layer.conditioner.incremental(len(y), context, _BLOCK_SIZE) if rows else None
-    if walk is None:
+    if walk is None or (way is Way.LAUNCH and not layer.transform.is_xor):
         raise Absent
     order = torch.tensor(layer.conditioner.order, device=y.device)
     feature_dim = -1 if flow.states.binary else -2

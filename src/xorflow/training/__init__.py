@@ -9,7 +9,7 @@ from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs
 from xorflow.training.loop import Interrupted, Observer, Trainer
 from xorflow.training.metrics import read_metrics
 from xorflow.training.options import HARMLESS, Options, from_mapping, read_config
-from xorflow.training.products import full_products, quick_products
+from xorflow.training.products import quick_products
 from xorflow.training.recipes import RECIPES
 from xorflow.training.results import independent_nll, likelihood, refitted, report
 from xorflow.training.run import (
@@ -19,6 +19,7 @@ from xorflow.training.run import (
     fit,
     load,
     open_run,
+    prepare_run,
     reopen_run,
     resume_run,
     train_run,
@@ -53,7 +54,6 @@ __all__ = [
     "flow_from_spec",
     "flow_to_spec",
     "from_mapping",
-    "full_products",
     "independent_nll",
     "likelihood",
     "load",
@@ -61,6 +61,7 @@ __all__ = [
     "open_run",
     "out_of_memory_as_error",
     "plan",
+    "prepare_run",
     "quick_products",
     "read_config",
     "read_config_file",

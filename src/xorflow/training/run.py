@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Mapping
@@ -13,8 +14,8 @@ import torch
 from torch import nn
 
 from xorflow.conditioners.transformer import attention_stacks
-from xorflow.data import Codec, Dataset
-from xorflow.errors import CheckpointError, ConfigError, DataError
+from xorflow.data import Codec, Dataset, validate
+from xorflow.errors import CheckpointError, ConfigError, DataError, ModelError
 from xorflow.estimators import Estimator, Marginal
 from xorflow.flows import LatentFlow
 from xorflow.training import recipes
@@ -44,7 +45,6 @@ from xorflow.training.options import (
     Options,
     options_of_config,
 )
-from xorflow.training.products import full_products
 from xorflow.training.results import independent_nll, report
 from xorflow.training.specs import flow_from_spec, flow_to_spec
 from xorflow.training.starts import start_from_data, start_from_flow
@@ -97,13 +97,39 @@ def fit(
     chosen = Options(data=data.name, layers=None, start=start, estimator=estimator_text(estimator)).replace(
         **options
     )
-    _check(chosen, estimator, flow)
+    _check(chosen, estimator, flow, data)
     folder = None if out is None else prepare_folder(Path(out))
     if start == "data":
         start_from_data(flow, data.train)
     if folder is not None:
-        write_config(folder, chosen, flow, data)
+        _write_beginning(folder, chosen, flow, data)
     return complete_run(_trainer(flow, estimator, data, chosen, folder, observer))
+
+
+def prepare_run(flow: Trainable, options: Options, dataset: Dataset, out: Path) -> None:
+    """Make the folder of a run whose model was built in Python, with the weights that it begins with, untrained.
+
+    `resume_run`, `run_jobs` and `xorflow train --resume` then train it as any other. Layers without a weight that learns stay
+    as they are.
+
+    Args:
+        flow: the model.
+        options: of the run; those that describe a model have their defaults, and `layers` is None.
+        dataset: the data that the options name.
+        out: a new folder.
+    """
+    _check(options, build_estimator(options.estimator), flow, dataset)
+    prepare_folder(out)
+    _write_beginning(out, options, flow, dataset)
+
+
+_BEGINNING = "beginning"
+"""The file of the weights that a model built in Python begins with: no options describe how it got them."""
+
+
+def _write_beginning(run: Path, options: Options, flow: Trainable, dataset: Dataset) -> None:
+    save_tensors(run, _BEGINNING, flow.state_dict())
+    write_config(run, options, flow, dataset)  # last: a folder with a configuration can be resumed
 
 
 def train_run(
@@ -113,14 +139,12 @@ def train_run(
     *,
     model: dict | None = None,
     dataset: Dataset | None = None,
-    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """Train what the options describe into a new folder; `model` is the flow of options without layers.
 
     `dataset` is the data that the options name, if they are loaded already.
-    Setting `stop`, from another thread, interrupts the run as Ctrl-C would.
     """
-    return complete_run(begin_run(options, out, observer, model=model, dataset=dataset, stop=stop))
+    return complete_run(begin_run(options, out, observer, model=model, dataset=dataset))
 
 
 def begin_run(
@@ -130,28 +154,28 @@ def begin_run(
     *,
     model: dict | None = None,
     dataset: Dataset | None = None,
-    stop: threading.Event | None = None,
 ) -> Trainer:
     """Make the folder of a new run, and what trains it; see `train_run`."""
     resolve_device(options.device)
     estimator = build_estimator(options.estimator)
     dataset = dataset or build_data(options)
     flow = _fresh_flow(options, dataset, model)
-    _check(options, estimator, flow)
+    _check(options, estimator, flow, dataset)
     _start(options, flow, dataset)
     prepare_folder(out)
-    write_config(out, options, flow, dataset)
-    return _trainer(flow, estimator, dataset, options, out, observer, stop)
+    (write_config if options.layers is not None else _write_beginning)(out, options, flow, dataset)
+    return _trainer(flow, estimator, dataset, options, out, observer)
 
 
 def check_run(options: Options, dataset: Dataset, *, model: dict | None = None) -> None:
     """Raise what `train_run` would raise before it makes its folder; nothing is kept or written."""
     estimator = build_estimator(options.estimator)
-    _check(options, estimator, _fresh_flow(options, dataset, model))
+    _check(options, estimator, _fresh_flow(options, dataset, model), dataset)
 
 
-def _check(options: Options, estimator: Estimator, flow: Trainable) -> None:
+def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dataset) -> None:
     """What would stop a run, found before its folder is made."""
+    _check_fits(flow, dataset)
     check_precision(options.precision, resolve_device(options.device))
     admitted = estimator.admit(flow)
     if options.compile and not attention_stacks(flow):
@@ -174,12 +198,34 @@ def _check(options: Options, estimator: Estimator, flow: Trainable) -> None:
         require_tensorboard()
 
 
+def _check_fits(flow: Trainable, dataset: Dataset) -> None:
+    """Rows outside a flow's space would train it to something that is no likelihood of them."""
+    if flow.features != dataset.features:
+        raise ModelError(
+            f"a flow has the features of its data: this one has D = {flow.features}, and {dataset.name} has "
+            f"{dataset.features}; build it with features={dataset.features}"
+        )
+    for feature, (has, needs) in enumerate(zip(flow.states.sizes, dataset.categories, strict=True)):
+        if has < needs:
+            raise ModelError(
+                f"a flow has at least the categories of its data: this one has K = {has} at feature {feature} (from 0), and "
+                f"{dataset.name} has {needs}; build its layers and its base with categories=data.categories"
+            )
+    if flow.context_features not in (0, dataset.context_features):
+        raise ModelError(
+            f"this flow takes {flow.context_features} context features, and {dataset.name} has {dataset.context_features}; "
+            f"build its conditioners with context={dataset.context_features}"
+        )
+    sizes = torch.tensor(dataset.categories)
+    for split in dataset.parts.values():
+        if not split.stochastic and bool((split.values.amax(0).cpu() >= sizes).any()):
+            validate(split.values, dataset.categories)  # raises, and names the row
+
+
 def resume_run(
     run: Path,
     changes: Mapping[str, Any],
     observer: Observer | None = None,
-    *,
-    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """Go on with an interrupted run; a finished one returns its result."""
     if (run / "result.json").exists():
@@ -191,7 +237,7 @@ def resume_run(
             )
         drop_snapshots(run)
         return result
-    return complete_run(reopen_run(run, changes, observer, stop=stop))
+    return complete_run(reopen_run(run, changes, observer))
 
 
 def reopen_run(
@@ -200,7 +246,6 @@ def reopen_run(
     observer: Observer | None = None,
     *,
     dataset: Dataset | None = None,
-    stop: threading.Event | None = None,
 ) -> Trainer:
     """What goes on with an interrupted run; `dataset` is the data that its options name, if they are loaded already."""
     options, config = _options_of_run(run, changes)
@@ -215,12 +260,14 @@ def reopen_run(
             f"the options in {run / 'config.json'} make another model than the one in that file, so its weights would mean "
             "something else; go on with the version of xorflow that began the run, or begin anew with another --out"
         )
-    _check(options, estimator, flow)
+    _check(options, estimator, flow, dataset)
     if saved:  # the weights are those of the checkpoint
         _freeze(options, flow)
+    elif options.layers is None:
+        _install_weights(flow, run, _BEGINNING)
     else:
         _start(options, flow, dataset)
-    return _trainer(flow, estimator, dataset, options, run, observer, stop)
+    return _trainer(flow, estimator, dataset, options, run, observer)
 
 
 def _written(flow: Trainable) -> dict[str, Any]:
@@ -296,22 +343,15 @@ def _trainer(
     options: Options,
     run: Path | None,
     observer: Observer | None,
-    stop: threading.Event | None = None,
 ) -> Trainer:
     with out_of_memory_as_error(remedy_for(options)):
-        return Trainer(flow, estimator, dataset, options, run, observer, stop)
+        return Trainer(flow, estimator, dataset, options, run, observer)
 
 
 def complete_run(trainer: Trainer) -> dict[str, Any]:
-    """Train to the end; see `finish_run` for the rest."""
+    """Train to the end, evaluate, and, if the run has a folder, write weights and `result.json`; returns the latter."""
     with out_of_memory_as_error(remedy_for(trainer.options)):
         trainer.train()
-    return finish_run(trainer)
-
-
-def finish_run(trainer: Trainer) -> dict[str, Any]:
-    """Evaluate what was trained and, if the run has a folder, write weights and `result.json`; returns the latter."""
-    with out_of_memory_as_error(remedy_for(trainer.options)):
         result = _result(trainer)
     run = trainer.run_folder
     if run is not None:
@@ -323,8 +363,7 @@ def finish_run(trainer: Trainer) -> dict[str, Any]:
 
 def _result(trainer: Trainer) -> dict[str, Any]:
     flow, dataset, options = trainer.flow, trainer.dataset, trainer.options
-    with full_products():
-        parts = report(flow, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
+    parts = report(flow, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
     reference = dataset.test or dataset.validation
     return {
         **parts,
@@ -336,14 +375,9 @@ def _result(trainer: Trainer) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in flow.parameters() if p.requires_grad),
         "weights": "average" if options.average else "last" if trainer.best is None else "best on validation",
         "seconds": round(trainer.progress.seconds, 3),
-        "together": trainer.together,
         "device": str(trainer.device),
         "data": dataset.describe(),
-    } | {
-        name: reason
-        for name, reason in (("apart", trainer.apart), ("not_captured", trainer.not_captured))
-        if reason is not None
-    }
+    } | ({} if trainer.not_captured is None else {"not_captured": trainer.not_captured})
 
 
 # ---- folders ----
@@ -397,17 +431,20 @@ def open_run(run: Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Modu
 
 
 def untrained(run: Run) -> Trainable:
-    """The flow of a run as its training began; only for a run whose model its options describe."""
-    if run.options.layers is None:
+    """The flow of a run as its training began."""
+    if run.options.layers is not None:
+        return started_flow(run.options, run.data()).eval()
+    if not list(run.folder.glob(f"{_BEGINNING}.*")):
         raise ConfigError(
-            f"the run in {run.folder} was made by fit(), or combines others, and how its flow began is not kept; take its "
-            "trained weights"
+            f"the run in {run.folder} combines others, and none of its weights was trained there; take these"
         )
-    return started_flow(run.options, run.data()).eval()
+    flow = copy.deepcopy(run.flow)
+    _install_weights(flow, run.folder, _BEGINNING)
+    return flow
 
 
-def _install_weights(flow: Trainable, run: Path) -> None:
-    weights = load_tensors(run, "weights")
+def _install_weights(flow: Trainable, run: Path, stem: str = "weights") -> None:
+    weights = load_tensors(run, stem)
     expected = flow.state_dict()
     for name, tensor in expected.items():
         if name not in weights or weights[name].shape != tensor.shape:

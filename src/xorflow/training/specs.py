@@ -12,7 +12,6 @@ from xorflow.conditioners import (
     MADE,
     MLP,
     CausalTransformer,
-    Committee,
     Conditioner,
     Coupling,
     Diagonal,
@@ -40,10 +39,6 @@ REORDERED = "reordered"
 """The name of a conditioner that shares the network of an earlier one of the same model, in another ordering."""
 
 
-COMMITTEE = "committee"
-"""The name of a conditioner that is made of others."""
-
-
 def flow_to_spec(flow: LatentFlow | Mixture) -> dict[str, Any]:
     """The architecture as JSON; conditioners and transforms outside `PARTS` are named by their class."""
     shared: _Shared = []
@@ -61,16 +56,21 @@ _Shared = list[SequenceConditioner]
 
 def _flow_to_spec(flow: LatentFlow, shared: _Shared) -> dict[str, Any]:
     return {
-        "layers": [
-            {
-                "conditioner": _conditioner_to_spec(layer.conditioner, shared),
-                "transform": _part_to_spec(layer.transform),
-                "posterior": None if layer.posterior is None else _part_to_spec(layer.posterior),
-                "relative": layer.relative,
-            }
-            for layer in flow.layers
-        ],
+        "layers": [_layer_to_spec(layer, shared) for layer in flow.layers],
         "base": flow.base.config(),
+    }
+
+
+def _layer_to_spec(layer: Layer, shared: _Shared) -> dict[str, Any]:
+    """A layer none of whose weights learns is kept as such."""
+    weights = list(layer.parameters())
+    is_frozen = bool(weights) and not any(weight.requires_grad for weight in weights)
+    return {
+        "conditioner": _conditioner_to_spec(layer.conditioner, shared),
+        "transform": _part_to_spec(layer.transform),
+        "posterior": None if layer.posterior is None else _part_to_spec(layer.posterior),
+        "relative": layer.relative,
+        **({"frozen": True} if is_frozen else {}),
     }
 
 
@@ -103,11 +103,6 @@ def _flow_from_spec(
 
 def _conditioner_to_spec(conditioner: Conditioner, shared: _Shared) -> dict[str, Any]:
     """One that shares its network with an earlier one is named by that one's number and its own ordering."""
-    if isinstance(conditioner, Committee):
-        return {
-            "name": COMMITTEE,
-            "members": [_conditioner_to_spec(member, shared) for member in conditioner],
-        }
     if not isinstance(conditioner, SequenceConditioner):
         return _part_to_spec(conditioner)
     same = [index for index, other in enumerate(shared) if other.net is conditioner.net]
@@ -119,8 +114,6 @@ def _conditioner_to_spec(conditioner: Conditioner, shared: _Shared) -> dict[str,
 def _conditioner_from_spec(
     spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]], shared: _Shared
 ) -> Conditioner:
-    if spec["name"] == COMMITTEE:
-        return Committee([_conditioner_from_spec(member, parts, shared) for member in spec["members"]])
     again = spec["name"] == REORDERED
     found = shared[spec["of"]].reordered(spec["order"]) if again else _part_from_spec(spec, parts)
     if isinstance(found, SequenceConditioner):
@@ -129,8 +122,6 @@ def _conditioner_from_spec(
 
 
 def _part_to_spec(part: Conditioner | Transform) -> dict[str, Any]:
-    if isinstance(part, Committee):
-        return {"name": COMMITTEE, "members": [_part_to_spec(member) for member in part]}
     name = next((n for n, cls in PARTS.items() if cls is type(part)), type(part).__name__)
     return {"name": name} | part.config()
 
@@ -138,8 +129,6 @@ def _part_to_spec(part: Conditioner | Transform) -> dict[str, Any]:
 def _part_from_spec(spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]]) -> Any:
     arguments = dict(spec)
     name = arguments.pop("name")
-    if name == COMMITTEE:
-        return Committee([_part_from_spec(member, parts) for member in arguments["members"]])
     if name not in parts:
         raise CheckpointError(
             f"this run uses a part named {name!r}, which xorflow does not have; "
@@ -150,9 +139,10 @@ def _part_from_spec(spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]
 
 def _layer_from_spec(spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]], shared: _Shared) -> Layer:
     posterior = spec["posterior"]
-    return Layer(
+    layer = Layer(
         _conditioner_from_spec(spec["conditioner"], parts, shared),
         _part_from_spec(spec["transform"], parts),
         None if posterior is None else _part_from_spec(posterior, parts),
         spec.get("relative", False),
     )
+    return layer.requires_grad_(not spec.get("frozen", False))

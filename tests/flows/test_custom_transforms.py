@@ -1,0 +1,202 @@
+"""Transforms of a user's own: the model is the one that is written, for every x."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from xorflow import (
+    MADE,
+    Coupling,
+    FactorisedBase,
+    LatentFlow,
+    Layer,
+    ModelError,
+    ModularAffine,
+    ModularShift,
+    Transform,
+    Xor,
+    evaluate,
+)
+from xorflow._math import enumerate_states
+from xorflow.flows import Point, read_on
+
+BITS, TRITS = (2, 2, 2), (3, 3)
+
+
+class Permuted(Transform):
+    """y is looked up by feature, choice and x."""
+
+    def __init__(self, maps: list[list[list[int]]]) -> None:
+        self.maps = maps  # (D, U, K)
+        super().__init__([len(rows[0]) for rows in maps], [len(rows) for rows in maps])
+
+    def to_base(self, x: Tensor, u: Tensor) -> Tensor:
+        return torch.tensor(self.maps)[torch.arange(len(self.maps)), u.long(), x.long()]
+
+    def to_data(self, y: Tensor, u: Tensor) -> Tensor:
+        return torch.tensor(self.maps).argsort(-1)[torch.arange(len(self.maps)), u.long(), y.long()]
+
+
+KEEP, FLIP = [0, 1], [1, 0]
+TRANSFORMS = {
+    "u = 0 flips": [[FLIP, KEEP]] * 3,
+    "by feature": [[KEEP, FLIP], [FLIP, KEEP], [FLIP, FLIP]],
+    "three choices of bits": [[KEEP, FLIP, FLIP], [FLIP, FLIP, KEEP], [KEEP, KEEP, FLIP]],
+    "shifts by feature": [[[0, 1, 2], [1, 2, 0], [2, 0, 1]], [[0, 1, 2], [2, 0, 1], [2, 1, 0]]],
+    "two choices by feature": [[[0, 1, 2], [2, 1, 0]], [[1, 0, 2], [2, 0, 1]]],
+}
+NAMES = pytest.mark.parametrize("name", TRANSFORMS)
+DEPTHS = pytest.mark.parametrize("depth", [1, 2])
+
+
+def made(name: str, depth: int) -> LatentFlow:
+    torch.manual_seed(depth)
+    transform, layers = Permuted(TRANSFORMS[name]), []
+    states, choices = transform.states.sizes, transform.choices.sizes
+    for index in range(depth):
+        order = "natural" if index == 0 else "reversed"
+        net = MADE(len(states), (8,), categories=states, choices=choices, order=order)
+        layers.append(Layer(net, transform))
+    probabilities = torch.rand(len(states), states[0]) + 0.05
+    probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+    base = FactorisedBase(len(states), categories=states, probabilities=probabilities, learned=True)
+    flow = LatentFlow(layers, base).double()
+    with torch.no_grad():
+        for parameter in flow.layers.parameters():
+            parameter.mul_(6)
+    return flow
+
+
+def by_definition(flow: LatentFlow) -> Tensor:
+    """log p(x) of every x: the sum over all u of p(u | x) p(y), with y by the integers of `to_base` alone."""
+    x = enumerate_states(flow.states.sizes)
+    terms = [(x, torch.zeros(len(x), dtype=torch.float64))]
+    for index, layer in enumerate(flow.layers):
+        after = []
+        for state, log_p in terms:
+            coded = flow.encode(state)
+            log_probs = layer.generator_nodes(Point(coded, coded, None, index), None).log_probs()
+            for u in enumerate_states(layer.transform.choices.sizes).unsqueeze(1).expand(-1, len(x), -1):
+                chosen = log_probs.gather(-1, u.unsqueeze(-1)).squeeze(-1).sum(-1)
+                after.append((layer.transform.to_base(state, u), log_p + chosen))
+        terms = after
+    table = flow.base.log_table()
+    ends = [log_p + table[torch.arange(flow.features), y].sum(-1) for y, log_p in terms]
+    return torch.stack(ends).logsumexp(0)
+
+
+@DEPTHS
+@NAMES
+def test_the_likelihood_is_the_sum_over_choices(name: str, depth: int) -> None:
+    flow = made(name, depth)
+    wanted, x = by_definition(flow).detach(), enumerate_states(flow.states.sizes)
+    torch.testing.assert_close(flow().log_prob(x), wanted, rtol=0, atol=1e-12)
+    assert abs(float(wanted.exp().sum()) - 1) < 1e-12
+
+
+@NAMES
+def test_training_maximises_that_likelihood(name: str) -> None:
+    flow = made(name, 1)
+    x = flow.encode(enumerate_states(flow.states.sizes))
+    found = flow.log_marginal_total(flow.start(x))
+    wanted = by_definition(flow)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    ours, reference = (
+        torch.autograd.grad(value.mean(), list(flow.parameters())) for value in (found, wanted)
+    )
+    for one, other in zip(ours, reference, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name, maps in TRANSFORMS.items() if len(maps[0][0]) == 2])
+def test_the_expectation_over_soft_targets(name: str) -> None:
+    """With certain targets it is the likelihood itself; it is linear in them, feature by feature."""
+    flow = made(name, 1)
+    x = flow.encode(enumerate_states(flow.states.sizes))
+    torch.testing.assert_close(flow.expected_log_marginal(x, x), by_definition(flow), rtol=0, atol=1e-12)
+    both = flow.expected_log_marginal(x, x) + flow.expected_log_marginal(x, 1 - x)
+    torch.testing.assert_close(2 * flow.expected_log_marginal(x, x * 0 + 0.5), both, rtol=0, atol=1e-12)
+
+
+@DEPTHS
+@NAMES
+def test_samples_follow_it(name: str, depth: int) -> None:
+    flow = made(name, depth)
+    states = enumerate_states(flow.states.sizes)
+    p = flow().log_prob(states).exp()
+    drawn = flow().sample((20_000,), generator=torch.Generator().manual_seed(0))
+    place = (drawn[:, None] == states).all(-1).int().argmax(-1)
+    rates = torch.bincount(place, minlength=len(states)) / len(drawn)
+    assert bool(((rates - p).abs() < 5 * (p * (1 - p) / len(drawn)).sqrt()).all())
+
+
+@DEPTHS
+@NAMES
+def test_the_deterministic_reading_is_that_bijection(name: str, depth: int) -> None:
+    flow = made(name, depth)
+    greedy, x = flow.greedy(), enumerate_states(flow.states.sizes)
+    y = x
+    for index, layer in enumerate(flow.layers):
+        coded = flow.encode(y)
+        nodes = layer.generator_nodes(Point(coded, coded, None, index), None)
+        y = layer.transform.to_base(y, nodes.log_probs().argmax(-1))
+    assert torch.equal(greedy.to_base(x), y)
+    assert torch.equal(greedy.to_data(y), x)
+    assert evaluate.greedy(flow, x).kind == "exact"
+
+
+@NAMES
+def test_relaxed_forms_are_exact_on_integers(name: str) -> None:
+    transform = Permuted(TRANSFORMS[name])
+    for u in enumerate_states(transform.choices.sizes):
+        x = enumerate_states(transform.states.sizes)
+        coded, choice = (
+            transform.states.encode(x, torch.float64),
+            transform.choices.encode(u.expand(len(x), -1), torch.float64),
+        )
+        y = transform.relaxed_to_base(coded, choice)
+        assert torch.equal(transform.states.decode(y), transform.to_base(x, u.expand_as(x)))
+        assert torch.equal(transform.relaxed_to_data(y, choice), coded)
+
+
+def test_xor_by_any_name_takes_the_closed_form() -> None:
+    same = Permuted([[KEEP, FLIP]] * 3)
+    for transform in (Xor(3), ModularShift(BITS), ModularAffine(BITS), same):
+        assert transform.is_xor
+        assert transform.to_base_table.shape == (1, 2, 2)
+    for other in (
+        ModularShift(TRITS),
+        Permuted(TRANSFORMS["u = 0 flips"]),
+        Permuted(TRANSFORMS["by feature"]),
+    ):
+        assert not other.is_xor
+
+
+def test_what_is_no_bijection_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"to_data must undo to_base.*Permuted"):
+        Permuted([[KEEP, [1, 1]]])
+
+    class OneWay(Xor):
+        def to_data(self, y: Tensor, u: Tensor) -> Tensor:
+            del u
+            return y.long()
+
+    with pytest.raises(ModelError, match="OneWay"):
+        OneWay(2)
+
+
+def test_a_coupling_needs_the_identity_where_it_leaves_features_alone() -> None:
+    def layer(maps: list[list[list[int]]]) -> Layer:
+        return Layer(Coupling(3, (4,), mask=[True, False, True]), Permuted(maps))
+
+    with pytest.raises(ModelError, match=r"u = 0.*not the identity"):
+        layer([[FLIP, KEEP]] * 3)
+    moved = layer([[KEEP, FLIP], [FLIP, KEEP], [KEEP, KEEP]])  # only the one that it moves flips by u = 0
+    flow = LatentFlow([moved], FactorisedBase(3)).double()
+    torch.testing.assert_close(flow().log_prob(enumerate_states(BITS)), by_definition(flow).detach())
+
+
+def test_other_transforms_are_not_read_on_another_base() -> None:
+    flow = made("u = 0 flips", 1)
+    with pytest.raises(ModelError, match="does not flip by u = 1"):
+        read_on(flow, FactorisedBase(3).double())

@@ -1,0 +1,113 @@
+"""float32 at log-odds of any size is float64, rounded: values, sums over x, and gradients."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from xorflow import MADE, FactorisedBase, LatentFlow, Layer
+from xorflow._math import enumerate_states
+from xorflow.flows import BinaryNodes
+from xorflow.flows.marginal import expected_total, marginal_total
+
+SIZES = [0.0, 0.5, 3.0, 20.0, 1e3, 1e4, 1e6, math.inf]
+LOGITS = torch.tensor([sign * size for size in SIZES for sign in (-1.0, 1.0)])
+BASES = torch.tensor([-7.0, -2.2, 0.3, 5.0])
+
+
+def cases() -> tuple[Tensor, Tensor, Tensor]:
+    """Each log-odds with each base and each state, one feature each, as rows: logits, x and base logits, (N,)."""
+    logits, bases, x = torch.cartesian_prod(LOGITS, BASES, torch.tensor([0.0, 1.0])).T
+    return logits.contiguous(), x.contiguous(), bases.contiguous()
+
+
+def mixed(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
+    """`marginal_total` of each feature, by the nodes' mixture."""
+    zero, one = (-bases).sigmoid().log(), bases.sigmoid().log()
+    outcomes = torch.stack((torch.lerp(zero, one, x), torch.lerp(one, zero, x)), -1)
+    return BinaryNodes(logits).log_mixture(outcomes)
+
+
+def total(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
+    return torch.cat(
+        [marginal_total(logits[i, None, None], x[i, None, None], bases[i, None]) for i in range(len(x))]
+    )
+
+
+def expected(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
+    return torch.cat(
+        [expected_total(logits[i, None, None], x[i, None, None], bases[i, None]) for i in range(len(x))]
+    )
+
+
+WAYS = pytest.mark.parametrize("marginal", [mixed, total, expected])
+
+
+def exact(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
+    """log((1 - f) p(x) + f p(1 - x)) as it is written, in float64."""
+    f, rest, one, zero = (t.double().sigmoid() for t in (logits, -logits, bases, -bases))
+    at, other = torch.where(x > 0, one, zero), torch.where(x > 0, zero, one)
+    return (rest * at + f * other).log()
+
+
+@WAYS
+def test_float32_is_float64_rounded(marginal) -> None:
+    logits, x, bases = cases()
+    torch.testing.assert_close(
+        marginal(logits, x, bases).double(), exact(logits, x, bases), rtol=1e-6, atol=5e-7
+    )
+
+
+@WAYS
+def test_both_states_together_have_probability_one(marginal) -> None:
+    p = marginal(*cases()).exp().reshape(-1, 2).sum(-1)
+    torch.testing.assert_close(p, torch.ones_like(p), rtol=0, atol=2e-6)
+
+
+@WAYS
+def test_gradients_are_those_of_float64_and_finite(marginal) -> None:
+    logits, x, bases = cases()
+    found = gradients(marginal, logits, x, bases)
+    assert all(bool(gradient.isfinite().all()) for gradient in found)
+    finite = logits.isfinite()
+    assert not bool(found[0][~finite].any())
+    wanted = gradients(exact, logits[finite].double(), x[finite], bases[finite].double())
+    for ours, reference in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours[finite].double(), reference, rtol=1e-5, atol=1e-6)
+
+
+@WAYS
+def test_a_gradient_keeps_its_digits_on_either_side(marginal) -> None:
+    """At f near 1 as near 0: the gradient of the logits is tiny, and neither zero nor noise."""
+    logits = torch.tensor([-30.0, 30.0, -18.0, 18.0, 0.0])
+    x, bases = torch.zeros(5), torch.full((5,), -2.0)
+    found, _ = gradients(marginal, logits, x, bases)
+    wanted, _ = gradients(marginal, logits.double(), x.double(), bases.double())
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=0)
+    assert bool((found != 0).all())
+
+
+def gradients(marginal, *arguments: Tensor) -> list[Tensor]:
+    logits, x, bases = (t.clone() for t in arguments)
+    logits.requires_grad_()
+    bases.requires_grad_()
+    return list(torch.autograd.grad(marginal(logits, x, bases).sum(), [logits, bases]))
+
+
+@pytest.mark.parametrize("size", [1e3, 1e4, 1e6, math.inf])
+def test_a_flow_sums_to_one(size: float) -> None:
+    """A whole flow in float32, each feature's log-odds being one of the two."""
+    flow = LatentFlow([Layer(MADE(6, hidden=(4,)))], FactorisedBase(6))
+    bias = size * torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
+    flow.layers[0].conditioner.start_at(bias)
+    x = enumerate_states([2] * 6)
+    assert abs(float(flow().log_prob(x).exp().sum()) - 1) < 2e-6
+
+
+@pytest.mark.parametrize("ours", [-1e6, -1e3, 2.0, 20.0, 1e3, 1e4, 1e6])
+@pytest.mark.parametrize("theirs", [-20.123, 0.1, 20.123, 1e3])
+def test_the_divergence_of_two_choices(ours: float, theirs: float) -> None:
+    q, p = torch.tensor([ours]), torch.tensor([theirs])
+    found, wanted = BinaryNodes(q).kl(BinaryNodes(p)), BinaryNodes(q.double()).kl(BinaryNodes(p.double()))
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-6)
