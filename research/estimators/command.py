@@ -38,52 +38,61 @@ _NAME_WIDTH = 26
 """Of an estimator's text in a terminal of 80 columns, beside its figures."""
 
 
+_Run = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="RUN",
+        help="Folder of a finished run; without it, models of our own are studied.",
+        show_default=False,
+    ),
+]
+_Estimators = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="As --estimator of xorflow train takes them; several with spaces or semicolons, or the option again."
+    ),
+]
+_Points = Annotated[str | None, typer.Option(help="Of training, with commas: start, middle, converged.")]
+_Models = Annotated[
+    str | None,
+    typer.Option(
+        help="Of our own, with commas: depth-1, depth-2, posterior-1, posterior-2, small-2, small-3."
+    ),
+]
+_Draws = Annotated[
+    int | None, typer.Option(help="Of each estimator; by default 400, in smaller budgets fewer.")
+]
+_Batch = Annotated[
+    int | None, typer.Option(help="Rows of the one batch; by default 64, in smaller budgets fewer.")
+]
+_Training = Annotated[
+    bool,
+    typer.Option("--training", help="Train depth 1 and 2 with every estimator instead, and compare."),
+]
+_Seed = Annotated[int, typer.Option(help="Of the batch and of all noise.")]
+_Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the results; by default research/results/estimators, or RUN/estimators.",
+        show_default=False,
+    ),
+]
+
+
 def estimators(
     context: typer.Context,
-    run: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RUN",
-            help="Folder of a finished run; without it, models of our own are studied.",
-            show_default=False,
-        ),
-    ] = None,
-    estimators: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="As --estimator of xorflow train takes them; several with spaces or semicolons, or the option again."
-        ),
-    ] = None,
-    points: Annotated[
-        str | None, typer.Option(help="Of training, with commas: start, middle, converged.")
-    ] = None,
-    models: Annotated[
-        str | None,
-        typer.Option(
-            help="Of our own, with commas: depth-1, depth-2, posterior-1, posterior-2, small-2, small-3."
-        ),
-    ] = None,
-    draws: Annotated[
-        int | None, typer.Option(help="Of each estimator; by default 400, in smaller budgets fewer.")
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Rows of the one batch; by default 64, in smaller budgets fewer.")
-    ] = None,
-    training: Annotated[
-        bool,
-        typer.Option("--training", help="Train depth 1 and 2 with every estimator instead, and compare."),
-    ] = False,
+    run: _Run = None,
+    estimators: _Estimators = None,
+    points: _Points = None,
+    models: _Models = None,
+    draws: _Draws = None,
+    batch: _Batch = None,
+    training: _Training = False,
     budget: command.BudgetName = "full",
     device: command.Device = "auto",
     jobs: command.Jobs = 1,
-    seed: Annotated[int, typer.Option(help="Of the batch and of all noise.")] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the results; by default research/results/estimators, or RUN/estimators.",
-            show_default=False,
-        ),
-    ] = None,
+    seed: _Seed = 0,
+    out: _Out = None,
     work: command.Work = command.WORK / "estimators",
 ) -> None:
     """Measure bias, variance and cost of gradient estimators against exact gradients."""

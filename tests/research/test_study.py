@@ -270,7 +270,7 @@ def test_other_settings_need_another_folder(tmp_path: Path) -> None:
         Study(request(tmp_path, seed=1))
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").touch()
-    with pytest.raises(ConfigError, match="holds no results of xorflow study"):
+    with pytest.raises(ConfigError, match="holds no results of research estimators"):
         Study(request(tmp_path, out=tmp_path / "other"))
     with pytest.raises(ConfigError, match="is a file; choose another --out"):
         Study(request(tmp_path, out=tmp_path / "other/file"))
@@ -279,8 +279,8 @@ def test_other_settings_need_another_folder(tmp_path: Path) -> None:
 
 
 DAMAGE = {
-    '{"version": 2}': "a newer xorflow wrote it",
-    '{"version": "x"}': "xorflow study did not write it",
+    '{"version": 2}': "a newer version wrote it",
+    '{"version": "x"}': "research estimators did not write it",
     '{"version": 1}': "is damaged: it lacks 'model'",
     '{"version": 1, "model": "x", "point": "start", "estimator": "disarm", "rows": []}': "of another estimator or model",
 }
