@@ -32,9 +32,9 @@ pytest: install
 demo: install
 	$(BIN)/xorflow train --out runs/demo $(if $(wildcard runs/demo/config.json),--resume)
 
-# the numbers in documents come from the files in results/
+# tables in documents come from the records in research/results
 docs: install
-	$(BIN)/python -m xorflow.report
+	$(BIN)/python -m research docs
 
 # speed of this machine, NAME=... names it: benchmarks/results, and docs/performance.md
 bench: install

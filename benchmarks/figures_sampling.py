@@ -13,7 +13,6 @@ from models import new_flow, recipe_flow
 from references import D_PASSES, WAYS, ZUKO, recomputed, sample_by, sequential_sample, zuko_flow, zuko_sampler
 from timing import Figure, alternate, faster_than, within
 from xorflow.conditioners import Source
-from xorflow.experiments.strong import components_of
 from xorflow.flows import SampleNoise
 
 _TRIALS = 6
@@ -70,7 +69,8 @@ def _against_zuko(id: str, ours: float, batch: int, device: torch.device) -> lis
 
 def _by_steps(id: str, recipe: str, batch: int, device: torch.device, *, at_most: float) -> Figure:
     """Samples by the steps of a recipe's networks, as many by each of its components, against whole passes."""
-    parts = components_of(recipe_flow(recipe, device))
+    flow = recipe_flow(recipe, device)
+    parts = flow.latent_components() if isinstance(flow, xf.Mixture) else [flow]
     features = parts[0].features
     drawn = [(part, _noise(part, batch // len(parts))) for part in parts]
     made = [(part, noise, part.sample_with(noise)) for part, noise in drawn]

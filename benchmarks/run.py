@@ -6,6 +6,7 @@ Every figure is a ratio to a reference timed in the same run; NAME.profile.txt s
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -20,10 +21,10 @@ import torch
 
 import figures
 import scaling
+import xorflow
 from measures import Setup, mismatch
 from profiles import write_profile
 from xorflow.errors import UserError
-from xorflow.experiments.files import versions
 from xorflow.training.devices import resolve_device
 
 HERE = Path(__file__).parent
@@ -81,13 +82,26 @@ def write(folder: Path, name: str, setup: Setup, measured: list[dict[str, Any]])
         print(f"  {curve['id']}: cost ~ {power} for {low} to {high}", flush=True)
     result = {
         "machine": machine(setup.device),
-        "versions": versions() | _references(),
+        "versions": _versions() | _references(),
         "figures": measured,
         "scaling": curves,
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
     write_profile(folder / f"{name}.profile.txt", setup.flow, setup.device)
+
+
+def _versions() -> dict[str, str]:
+    """What is measured; `source` tells two states of the code apart."""
+    digest, root = hashlib.sha256(), Path(xorflow.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return {
+        "xorflow": xorflow.__version__,
+        "source": digest.hexdigest()[:12],
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def _references() -> dict[str, str]:

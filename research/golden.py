@@ -16,6 +16,7 @@ import random
 import signal
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +136,9 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     out = folder / name
     options = _options(RUNS[name], folder)
     if name == "resume":
-        try:
+        with suppress(Interrupted):
             train_run(options, out, _StopAt(9))
-        except Interrupted:
-            result = resume_run(out, {})
+        result = resume_run(out, {})
     else:
         result = train_run(options, out)
     flow = xorflow.load(out)

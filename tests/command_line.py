@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 SMALL = (
     "--hidden",
     "16",
@@ -44,12 +45,16 @@ class Outcome:
 Command = Callable[..., Outcome]
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    """The installed command, as a process of its own."""
-    command = [str(Path(sys.executable).with_name("xorflow")), *map(str, arguments)]
+XORFLOW = (str(Path(sys.executable).with_name("xorflow")),)
+RESEARCH = (sys.executable, "-m", "research")
+
+
+def start(*arguments: str | Path, program: tuple[str, ...] = XORFLOW) -> subprocess.Popen[str]:
+    """The installed command, or another program, as a process of its own, in the root of the project."""
+    command = [*program, *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
     )
 
 

@@ -17,13 +17,20 @@ from typing import Any
 import pytest
 
 import xorflow as xf
+from research.__main__ import main as research
 from tiny_runs import people_file
 from xorflow.cli import main
 from xorflow.data.bundled import SHA256
 from xorflow.training import read_table
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(["README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("**/*.md"))])
+PAGES = sorted(
+    [
+        "README.md",
+        "research/README.md",
+        *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("**/*.md")),
+    ]
+)
 ALL = [*PAGES, "CHANGELOG.md", "CONTRIBUTING.md"]
 KEPT = {"train": 256, "validation": 64, "test": 100}
 """How many images are left of each part of MNIST."""
@@ -64,9 +71,16 @@ def small_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     people_file(tmp_path / "people.csv")
 
 
+PROGRAMS = {("xorflow",): main, ("python", "-m", "research"): research}
+
+
 def run_command(words: list[str], where: str) -> None:
+    """A command of the library or of research; others are left to the reader."""
+    program = next((program for program in PROGRAMS if tuple(words[: len(program)]) == program), None)
+    if program is None:
+        return
     with pytest.raises(SystemExit) as stop:
-        main(words[1:])
+        PROGRAMS[program](words[len(program) :])
     assert stop.value.code == 0, f"{where}: {shlex.join(words)}"
 
 
@@ -84,8 +98,7 @@ def test_code_and_commands_run_in_order(name: str) -> None:
             assert read_table(table) is not None, f"{name}: a table of runs"
         elif block.language == "sh":
             for words in commands(block):
-                if words[0] == "xorflow":
-                    run_command(words, name)
+                run_command(words, name)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -140,9 +153,11 @@ def test_options_named_in_the_text_exist(xorflow_help: str) -> None:
 @pytest.fixture
 def xorflow_help(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", "200")
-    names = ("train", "evaluate", "sample", "score", "combine", "reproduce", "study")
+    names = ("train", "evaluate", "sample", "score", "combine")
     for words in (["--help"], *([name, "--help"] for name in names)):
         run_command(["xorflow", *words], "help")
+    for name in ("paper", "estimators"):
+        run_command(["python", "-m", "research", name, "--help"], "help")
     return capfd.readouterr().out
 
 
@@ -153,10 +168,10 @@ def fields(value: dict[str, Any]) -> set[str]:
 def test_every_field_of_a_result_is_explained() -> None:
     page = (ROOT / "docs/getting_started.md").read_text(encoding="utf-8")
     table = page[page.index("### The fields of `result.json`") :]
-    result = json.loads((ROOT / "results/demo/result.json").read_text(encoding="utf-8"))
+    result = json.loads((ROOT / "research/results/demo/result.json").read_text(encoding="utf-8"))
     first_cells = " ".join(re.findall(r"^\|([^|]*)\|", table, flags=re.MULTILINE))
     explained = set(re.findall(r"`(\w+)`", first_cells))
-    elsewhere = {"samples", "ess", "elbo_nll", "apart"}  # of a bound, a posterior, several runs
+    elsewhere = {"samples", "ess", "elbo_nll"}  # of a bound, a posterior
     elsewhere |= {"how", "runs", "seeds"}  # of combined ones
     assert explained == fields(result) | elsewhere
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
+MOST_BYTES = 14 * 2**20
+
 LOAD = """
 import json, xorflow, xorflow.data
 digits = xorflow.data.mnist()
@@ -33,8 +35,9 @@ def test_wheel_carries_everything(tmp_path: Path) -> None:
         names = archive.namelist()
     for needed in ("xorflow/py.typed", "licenses/LICENSE", "licenses/NOTICE"):
         assert any(name.endswith(needed) for name in names), needed
+    assert wheel.stat().st_size < MOST_BYTES
     assert sum(name.endswith("-ubyte.gz") for name in names) == 4
-    assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
+    assert not [name for name in names if name.startswith(("tests", "benchmarks", "research"))]
 
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--no-index")
     run(*pip, "--target", str(installed), str(wheel))

@@ -11,7 +11,7 @@ from rich.console import Console
 from command_line import SMALL, Command
 from xorflow import __version__
 from xorflow.cli.display import TrainingDisplay, show_summary
-from xorflow.report import run_figures
+from xorflow.cli.summary import run_figures
 from xorflow.training import Options, Progress
 
 COMMANDS = (
@@ -21,10 +21,6 @@ COMMANDS = (
     "sample",
     "score",
     "combine",
-    "reproduce",
-    "study",
-    "depth",
-    "strong",
 )
 
 

@@ -9,6 +9,8 @@ from torch import Tensor
 import zoo
 from enumeration import all_states, gradient
 from expectations import bound, encoded, everything, evidence, rows, trainable
+from research.estimators.objectives import Objective
+from research.estimators.oracles import enumerated_value
 from xorflow import LatentFlow
 from xorflow.estimators import (
     ARMS,
@@ -28,8 +30,6 @@ from xorflow.estimators import (
     SpecialCase,
     StraightThroughGumbel,
 )
-from xorflow.experiments.study_objectives import Objective
-from xorflow.experiments.study_oracles import enumerated_value
 
 
 class Disturbed(Relax):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from research.estimators import cost as study_cost
+from research.estimators.measure import Bench, Effort
 from xorflow.data import mnist
-from xorflow.experiments import study_cost
-from xorflow.experiments.study_measure import Bench, Effort
 from xorflow.training import Options
 from xorflow.training.build import build_flow
 from xorflow.training.starts import start_from_data

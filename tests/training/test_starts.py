@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from research.budgets import write_digits
 from xorflow import LatentFlow, evaluate, load
 from xorflow.errors import ConfigError
-from xorflow.experiments.budgets import write_digits
 from xorflow.training import Options, build_data, independent_nll, open_run, train_run
 from xorflow.training.run import started_flow
 from xorflow.training.storage import load_tensors

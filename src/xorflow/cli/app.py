@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from xorflow import __version__
-from xorflow.cli import combine, depth, reading, recipes, reproduce, strong, study, train
+from xorflow.cli import combine, reading, recipes, train
 from xorflow.errors import UserError
 
 _CLICK_EXCEPTION: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -25,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Normalising flows on discrete data: train, evaluate, sample, score, combine, reproduce, study, depth, strong.",
+    help="Normalising flows on discrete data: train, evaluate, sample, score, combine.",
     epilog="Begin with [bold]xorflow train[/bold]: bundled MNIST, a few minutes on a laptop.",
 )
 app.command("train", epilog=train.EXAMPLES)(train.command())
@@ -34,10 +34,6 @@ app.command("evaluate", epilog=reading.EVALUATE_EXAMPLES)(reading.evaluate)
 app.command("sample", epilog=reading.SAMPLE_EXAMPLES)(reading.sample)
 app.command("score", epilog=reading.SCORE_EXAMPLES)(reading.score)
 app.command("combine", epilog=combine.EXAMPLES)(combine.combine)
-app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
-app.command("study", epilog=study.EXAMPLES)(study.study)
-app.command("depth", epilog=depth.EXAMPLES)(depth.depth)
-app.command("strong", epilog=strong.EXAMPLES)(strong.strong)
 
 
 def _show_version(wanted: bool) -> None:

@@ -9,11 +9,9 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
-from rich.text import Text
 
 from xorflow import training
-from xorflow.experiments import best_of_paper
-from xorflow.report import Figure, reported_part, run_figures
+from xorflow.cli.summary import PAPER_NLL, Figure, reported_part, run_figures
 
 _REFRESH_SECONDS = 0.2
 
@@ -95,7 +93,7 @@ def show_summary(console: Console, folder: Path, result: dict[str, Any], samples
     if part is None:
         console.print("No data were held out, so there is no likelihood to report.")
     else:
-        _show_figures(console, part, run_figures(result, part, best_of_paper().nll))
+        _show_figures(console, part, run_figures(result, part, PAPER_NLL))
     if "warning" in result:
         line = Text.assemble(("warning: ", "bold yellow"), result["warning"])
         console.print(line, "", sep="\n", soft_wrap=True, highlight=False)

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from xorflow import evaluate as likelihoods
 from xorflow import training
+from xorflow.cli.images import save_image_grid
 from xorflow.data import load_rows, write_rows
 from xorflow.errors import ConfigError
 from xorflow.flows import Flow, LatentFlow, Mixture
-from xorflow.report import save_image_grid
 from xorflow.training import Run
 from xorflow.training.devices import out_of_memory_as_error
 from xorflow.training.storage import write_bytes

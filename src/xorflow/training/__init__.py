@@ -1,29 +1,39 @@
 """Training: options, the loop, checkpoints, and runs as folders."""
 
-from xorflow.training.build import ESTIMATORS, build_data, build_estimator, build_flow
+from xorflow.training.build import ESTIMATORS, build_data, build_estimator, build_flow, estimator_text
 from xorflow.training.checkpoint import Progress
 from xorflow.training.combine import combine_runs, mixture_of
+from xorflow.training.devices import out_of_memory_as_error, resolve_device
 from xorflow.training.folder import read_config_file, read_result
 from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs
 from xorflow.training.loop import Interrupted, Observer, Trainer
-from xorflow.training.options import Options, from_mapping, read_config
+from xorflow.training.metrics import read_metrics
+from xorflow.training.options import HARMLESS, Options, from_mapping, read_config
+from xorflow.training.products import quick_products
+from xorflow.training.recipes import RECIPES
 from xorflow.training.results import independent_nll, likelihood, refitted, report
 from xorflow.training.run import (
     Run,
+    begin_run,
+    complete_run,
     fit,
     load,
     open_run,
     prepare_run,
+    reopen_run,
     resume_run,
     train_run,
+    untrained,
 )
 from xorflow.training.specs import PARTS, flow_from_spec, flow_to_spec
 from xorflow.training.starts import start_from_data
-from xorflow.training.tables import plan, read_table, summarise
+from xorflow.training.tables import plan, read_table, spread, summarise
 
 __all__ = [
     "ESTIMATORS",
+    "HARMLESS",
     "PARTS",
+    "RECIPES",
     "Interrupted",
     "Job",
     "JobObserver",
@@ -33,10 +43,13 @@ __all__ = [
     "Progress",
     "Run",
     "Trainer",
+    "begin_run",
     "build_data",
     "build_estimator",
     "build_flow",
     "combine_runs",
+    "complete_run",
+    "estimator_text",
     "fit",
     "flow_from_spec",
     "flow_to_spec",
@@ -46,17 +59,24 @@ __all__ = [
     "load",
     "mixture_of",
     "open_run",
+    "out_of_memory_as_error",
     "plan",
     "prepare_run",
+    "quick_products",
     "read_config",
     "read_config_file",
+    "read_metrics",
     "read_result",
     "read_table",
     "refitted",
+    "reopen_run",
     "report",
+    "resolve_device",
     "resume_run",
     "run_jobs",
+    "spread",
     "start_from_data",
     "summarise",
     "train_run",
+    "untrained",
 ]

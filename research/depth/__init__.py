@@ -1,0 +1,1 @@
+"""Whether depth pays: rows, score, table, picture."""

@@ -1,0 +1,102 @@
+"""The picture of likelihood against depth, with the paper's own curve in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from research.samples import save_figure
+
+Row = dict[str, Any]
+
+_ORDERED, _COUPLED = (1, 2, 4, 8), (2, 4, 8, 16)
+"""The depths of the two families."""
+_MARKERS = ("o", "^", "D")
+_WORST = 15.0
+"""Rows that are so much worse than the best, in nats, would leave no room for the others in the panel that shows those."""
+
+
+def draw_depths(table: dict[str, Any], path: Path) -> None:
+    """Three panels: orderings beside the paper's curve; their latent readings alone; couplings. A line for each series of rows.
+
+    Filled points are of the latent reading, hollow ones of the deterministic: greedy on the fixed base, refitted elsewhere.
+    """
+    figure = Figure(figsize=(18, 7), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    fixed = [r for r in table["rows"] if (r["family"], r["base"]) == ("autoregressive", "fixed")]
+    _draw_beside_the_paper(left, fixed, table["paper"])
+    _draw_latent(middle, [r for r in fixed if r["reading"] == "latent"])
+    _draw_couplings(right, table)
+    for axes, title, depths in (
+        (left, "orderings on the fixed base, and the paper", _ORDERED),
+        (middle, "the same: latent readings", _ORDERED),
+        (right, "couplings on a learned base", _COUPLED),
+    ):
+        axes.set_title(title)
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(depths[0] / 1.15, depths[-1] * 1.15)
+        axes.set_xticks(depths, [str(depth) for depth in depths])
+        axes.minorticks_off()
+        axes.set_xlabel("depth")
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.12))
+    left.set_ylabel("negative log-likelihood of test data, nats")
+    save_figure(figure, path)
+
+
+def _draw_beside_the_paper(axes: Axes, rows: Sequence[Row], paper: Sequence[Row]) -> None:
+    """The paper's curve, our bijections, and the best latent reading of each depth."""
+    depths = [row["depth"] for row in paper]
+    axes.plot(
+        depths, [row["nll"] for row in paper], "s--", color="black", label="the paper: straight-through"
+    )
+    _draw_series(axes, [r for r in rows if r["reading"] == "deterministic"], "greedy")
+    best = {
+        depth: min(own)
+        for depth in _ORDERED
+        if (own := [r["bound"] for r in rows if r["depth"] == depth])  # bounds of bijections, too
+    }
+    if best:
+        axes.plot(list(best), list(best.values()), "o-", color="black", label="the best latent reading")
+
+
+def _draw_latent(axes: Axes, rows: Sequence[Row]) -> None:
+    one = min((r["bound"] for r in rows if r["depth"] == 1), default=None)
+    best = min((r["bound"] for r in rows), default=0.0)
+    if any(r["bound"] > best + _WORST for r in rows):
+        axes.set_ylim(best - 1, best + _WORST)
+    _draw_series(axes, rows, "bound")
+    if one is not None:
+        axes.axhline(one, color="grey", linestyle=":", label="the best of depth 1")
+
+
+def _draw_couplings(axes: Axes, table: dict[str, Any]) -> None:
+    rows = [r for r in table["rows"] if r["family"] == "coupling"]
+    _draw_series(axes, rows, "refit")
+    if rows and table["independent"] is not None:
+        axes.axhline(table["independent"], color="grey", linestyle="--", label="independent pixels")
+    ordered = [r for r in table["rows"] if (r["family"], r["base"]) == ("autoregressive", "learned")]
+    if rows and ordered:
+        best = min(r["bound"] for r in ordered)
+        axes.axhline(best, color="grey", linestyle=":", label="the best in orderings")
+
+
+def _draw_series(axes: Axes, rows: Sequence[Row], deterministic: str) -> None:
+    """A line for each series: of the reading that it was trained for."""
+    for number, series in enumerate(dict.fromkeys(r["series"] for r in rows)):
+        own = sorted((r for r in rows if r["series"] == series), key=lambda r: r["depth"])
+        latent = own[0]["reading"] == "latent"
+        key = "bound" if latent else deterministic
+        axes.plot(
+            [r["depth"] for r in own],
+            [r[key] for r in own],
+            marker=_MARKERS[number // 10 % len(_MARKERS)],
+            color=f"C{number % 10}",
+            markerfacecolor=f"C{number % 10}" if latent else "none",
+            label=series if latent else f"{series} ({'refitted' if key == 'refit' else 'greedy'})",
+        )

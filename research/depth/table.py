@@ -1,0 +1,250 @@
+"""Whether depth pays, from the result files of `xorflow depth`: numbers and Markdown."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from research.results import VERSION, Results, full_table, line, share_of_seconds, write_table
+from xorflow.training import spread
+
+_VARIANT = "ours"
+
+
+def make_depth_table(results: Results) -> dict[str, Any]:
+    """What `table.json` holds: a row for everything that is finished, in the order of the plan."""
+    found = {planned["id"]: _rows(results, planned) for planned in results.plan["rows"]}
+    rows = [row for rows in found.values() for row in rows]
+    return {
+        "version": VERSION,
+        "budget": results.plan["budget"],
+        "words": results.plan["words"],
+        "paper": results.plan["paper"],
+        "independent": next(
+            (run["evaluation"]["nll"] for run in results.runs if run["row"] == "independent-pixels"), None
+        ),
+        "paired": _paired(results, rows),
+        "rows": rows,
+        "missing": [name for name, rows in found.items() if not rows],
+    }
+
+
+_FLOAT32_ERROR = 0.016
+"""By how many nats the NLL of the rows that are read on the fixed base is too high at most.
+
+They were evaluated in float32 when a log-odds of +1e4, which stands for a certain flip, cost 1.1e-4 (x = 1) or 1.5e-4 (x = 0)
+nats, and at most 13.4 % of 784 pixels are flipped. Their weights are not kept; rows that are trained anew lack the error."""
+
+
+def _rows(results: Results, planned: dict[str, Any]) -> list[dict[str, Any]]:
+    """The row of a plan: none if it is not finished, two if it is read on two bases."""
+    finals, selected = (
+        results.of(planned["id"], _VARIANT, "final"),
+        results.selected(planned["id"], _VARIANT),
+    )
+    if selected is None:
+        return []
+    rows = [_row(results, planned, finals, selected)]
+    if "own" in selected["evaluation"]:
+        own = [run | {"evaluation": run["evaluation"] | run["evaluation"]["own"]} for run in finals]
+        chosen = next(run for run in own if run["seed"] == selected["seed"])
+        learned = planned | {
+            "id": f"{planned['id']}-own",
+            "title": planned["title"].replace("read on the fixed base", "on its own base"),
+            "base": "learned",
+        }
+        rows.append(_row(results, learned, own, chosen, of=planned["id"]))
+    return rows
+
+
+def _row(
+    results: Results,
+    planned: dict[str, Any],
+    finals: Sequence[dict[str, Any]],
+    selected: dict[str, Any],
+    of: str | None = None,
+) -> dict[str, Any]:
+    """Likelihoods are means over seeds; layers and errors over images are those of the seed selected on validation data."""
+    evaluation, name = selected["evaluation"], of or planned["id"]
+    figures = {key: _values(finals, key) for key in ("nll", "greedy", "refit")}
+    return {
+        **{key: planned[key] for key in ("id", "title", "family", "series", "base", "depth", "estimator")},
+        "greedy": _mean(figures["greedy"]),
+        "bound": _mean(figures["nll"]),
+        **{key: evaluation[key] for key in ("kind", "stderr", "samples")},
+        **({"float32_error": _FLOAT32_ERROR} if planned["read"] == "fixed" and of is None else {}),
+        "refit": _mean(figures["refit"]),
+        "flip_rates": [layer["flip_rate"] for layer in evaluation["layers"]],
+        "greedy_flip_rates": [layer["greedy_flip_rate"] for layer in evaluation["layers"]],
+        "entropy": [layer["entropy"] for layer in evaluation["layers"]],
+        "effective_depth": evaluation["effective_depth"],
+        "parameters": evaluation["parameters"],
+        "seconds": round(_seconds(results, planned, finals), 3),
+        "seconds_in_all": round(sum(share_of_seconds(run) for run in results.runs if run["row"] == name), 3),
+        "seeds": [run["seed"] for run in finals],
+        "spread": {key: spread(values) for key, values in figures.items()},
+        "reading": planned["reading"],
+        "ordering": planned["ordering"],
+        "start": planned["start"],
+        "sampling_passes": evaluation["sampling_passes"],
+        "sampling_seconds": evaluation["sampling_seconds"],
+        "epochs": selected["epochs"],
+        **_validation(results, name, own=of is not None),
+        "device": selected["device_name"],
+        "config": selected["config"],
+    }
+
+
+def _validation(results: Results, name: str, own: bool) -> dict[str, float]:
+    """The figures on validation data, means over seeds: by these rows are chosen."""
+    runs = [run["evaluation"] for run in results.of(name, _VARIANT, "select")]
+    figures = [run["own"] if own else run for run in runs]
+    keys = {"validation": "nll", "validation_greedy": "greedy", "validation_refit": "refit"}
+    return {name: _mean([run[key] for run in figures]) for name, key in keys.items()}
+
+
+def _paired(results: Results, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The best row of depth 1 on the fixed base and the best that uses more layers, image by image."""
+    pair = _headline_pair(rows)
+    if pair is None:
+        return None
+    finals = [results.of(row["id"], _VARIANT, "final") for row in pair]
+    if any("values" not in run["evaluation"] for runs in finals for run in runs):
+        return None
+    one, deep = (np.mean([_unpacked(run["evaluation"]["values"]) for run in runs], 0) for runs in finals)
+    if one.shape != deep.shape:
+        return None
+    gain = deep - one
+    return {
+        "rows": [row["id"] for row in pair],
+        "gain": float(gain.mean()),
+        "stderr": float(gain.std(ddof=1) / len(gain) ** 0.5),
+    }
+
+
+def _headline_pair(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """On the fixed base, the rows that are best on validation data: of depth 1, and of those that use more layers.
+
+    Of the latter only rows with as many seeds as any have: one lucky seed decides nothing for depth.
+    """
+    fixed = [r for r in rows if (r["family"], r["base"]) == ("autoregressive", "fixed")]
+    one = [r for r in fixed if r["depth"] == 1 and r["kind"] == "exact"]
+    deep = [r for r in fixed if r["depth"] > 1 and r["effective_depth"] > 1]
+    most = max((len(r["seeds"]) for r in deep), default=0)
+    deep = [r for r in deep if len(r["seeds"]) == most]
+    best = [min(own, key=lambda r: r["validation"], default=None) for own in (one, deep)]
+    return None if best[0] is None or best[1] is None else (best[0], best[1])
+
+
+def _unpacked(values: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(values), "<f4").astype(float)
+
+
+def _values(runs: Sequence[dict[str, Any]], key: str) -> list[float]:
+    return [run["evaluation"][key] for run in runs]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _seconds(results: Results, planned: dict[str, Any], finals: Sequence[dict[str, Any]]) -> float:
+    """Of one final run, with that of the run that it started from."""
+    own = _mean([share_of_seconds(run) for run in finals])
+    before = next((row for row in results.plan["rows"] if row["id"] == planned["start"]), None)
+    earlier = [] if before is None else results.of(before["id"], _VARIANT, "final")
+    return own + (_seconds(results, before, earlier) if before is not None and earlier else 0.0)
+
+
+# ---- the table as text ----
+
+_PARTS = (
+    ("Orderings on the fixed base", "autoregressive", "fixed"),
+    ("Orderings on a learned base", "autoregressive", "learned"),
+    ("Couplings on a learned base", "coupling", "learned"),
+)
+
+
+def depth_markdown(table: dict[str, Any]) -> str:
+    """The rows in their three parts, and what each layer does."""
+    parts = [(title, _table(_part(table, family, base))) for title, family, base in _PARTS]
+    parts.append(("What each layer does", layer_lines(table)))
+    return "\n\n".join(f"## {title}\n\n{text}" for title, text in parts if text)
+
+
+def _part(table: dict[str, Any], family: str, base: str) -> list[dict[str, Any]]:
+    return [r for r in table["rows"] if (r["family"], r["base"]) == (family, base)]
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "| row | depth | used | NLL | which is | greedy | refitted | weights | seconds | passes | seeds |",
+        "|---|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        std = row["spread"]["nll"]["std"]
+        kind = "exact" if row["kind"] == "exact" else f"bound, {row['samples']:,} samples"
+        if "float32_error" in row:
+            kind += f"; float32, at most {row['float32_error']} too high"
+        cells = [
+            f"`{row['id']}` {row['title']}",
+            f"{row['depth']}",
+            f"{row['effective_depth']}",
+            f"{row['bound']:.2f}" + (f" ± {std:.2f}" if std is not None else ""),
+            kind,
+            f"{row['greedy']:.1f}",
+            f"{row['refit']:.1f}",
+            f"{row['parameters'] / 1e6:.1f} M",
+            f"{row['seconds']:.0f}",
+            f"{row['sampling_passes']:,}",
+            f"{len(row['seeds'])}",
+        ]
+        lines.append(line(cells))
+    return "\n".join(lines) if rows else ""
+
+
+def layer_lines(table: dict[str, Any]) -> str:
+    """For each row of two layers or more: drawn flips, greedy flips and entropy, layer by layer."""
+    lines = [
+        "| row | drawn flips, % of pixels | greedy flips, % | entropy of the choices, nats |",
+        "|---|---|---|---|",
+    ]
+    for row in table["rows"]:
+        if row["depth"] > 1 and len(row["flip_rates"]) == row["depth"]:
+            cells = [
+                f"`{row['id']}`",
+                ", ".join(f"{100 * rate:.2f}" for rate in row["flip_rates"]),
+                ", ".join(f"{100 * rate:.2f}" for rate in row["greedy_flip_rates"]),
+                ", ".join(f"{entropy:.1f}" for entropy in row["entropy"]),
+            ]
+            lines.append(line(cells))
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+# ---- files ----
+
+
+def write_depth(folder: Path) -> dict[str, Any]:
+    """Write `table.json`, `table.md` and the picture from the result files in a folder; returns the table."""
+    from research.depth.figure import draw_depths  # half a second of imports
+
+    _, table = write_table(folder, "depth", make_depth_table, depth_markdown)
+    draw_depths(table, folder / "depth.png")
+    return table
+
+
+# ---- documents ----
+
+
+def part_block(folder: Path, family: str, base: str) -> str:
+    """The rows of one part, in a document."""
+    return _table(_part(full_table(folder, "depth"), family, base))
+
+
+def layers_block(folder: Path) -> str:
+    """What each layer does, in a document."""
+    return layer_lines(full_table(folder, "depth"))

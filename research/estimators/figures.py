@@ -1,0 +1,212 @@
+"""The pictures of the study: variance against cost, bias against variance, variance by pixel, training against variance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import (
+    LogFormatterSciNotation,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+    StrMethodFormatter,
+)
+
+from research.estimators.maps import choose_maps
+from research.estimators.markers import PRINTED, Markers, add_legend, legend_height
+from research.estimators.table import CHANCE, POINTS, SMALL, StudyResults, cost
+from research.estimators.training_figure import draw_training
+from research.samples import save_figure
+
+Row = dict[str, Any]
+Place = Callable[[Row], tuple[float, float] | None]
+
+
+def draw_study(results: StudyResults, table: dict[str, Any], folder: Path) -> list[Path]:
+    """Draw whatever the results allow; the files that were written."""
+    made: list[Path] = []
+    for suffix, rows in _pictures_of(_to_compare(table["rows"])).items():
+        draw_cost(rows, folder / f"variance_cost{suffix}.png")
+        draw_bias(rows, folder / f"bias_variance{suffix}.png")
+        made += [folder / f"variance_cost{suffix}.png", folder / f"bias_variance{suffix}.png"]
+    maps, _ = choose_maps(results.parts, POINTS)
+    if maps:
+        draw_maps(maps, folder / "variance_pixels.png")
+        made.append(folder / "variance_pixels.png")
+    if draw_training(table, folder / "training.png"):
+        made.append(folder / "training.png")
+    return made
+
+
+def _to_compare(rows: Sequence[Row]) -> list[Row]:
+    """The gradients of networks; of models on images alone, if there are any."""
+    known = [row for row in rows if row["variance"] is not None and row["part"] != "base"]
+    return [row for row in known if row["features"] > SMALL] or known
+
+
+def _pictures_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """By the end of a picture's name: models with posteriors have one of their own, if there are others."""
+    with_posteriors = {row["model"] for row in rows if row["part"] == "posterior"}
+    plain = [row for row in rows if row["model"] not in with_posteriors]
+    others = [row for row in rows if row["model"] in with_posteriors]
+    if not plain or not others:
+        return {"": [*rows]} if rows else {}
+    return {"": plain, "_posteriors": others}
+
+
+# ---- rows against each other ----
+
+
+def _panels(rows: Sequence[Row]) -> list[list[list[Row]]]:
+    """A line of panels for each model and layer, one for each point."""
+    keys = sorted({(row["model"], row["part"], row["layer"]) for row in rows})
+    points = [point for point in POINTS if any(row["point"] == point for row in rows)]
+    return [
+        [
+            [row for row in rows if (row["model"], row["part"], row["layer"], row["point"]) == (*key, point)]
+            for point in points
+        ]
+        for key in keys
+    ]
+
+
+def draw_cost(rows: Sequence[Row], path: Path) -> None:
+    """Variance against the time of a gradient: what is below and to the left is better; at the bottom, what has none.
+
+    On the dashed line, variance times time is that of the paper's best control variate.
+    """
+    _draw_grid(
+        rows,
+        path,
+        lambda row: (row["milliseconds"], row["variance"]),
+        ("milliseconds of a gradient", "variance / |gradient|²"),
+        under=_draw_reference,
+    )
+
+
+def _draw_reference(axes: Axes, rows: Sequence[Row]) -> None:
+    held = next((row for row in rows if row["estimator"] == row["reference"]), None)
+    if held is None:
+        return
+    low, high = axes.get_xlim()
+    bounds = axes.get_ylim()
+    at = np.geomspace(low, high, 50)
+    axes.plot(at, (cost(held) or 0.0) / at, color="tab:blue", linewidth=0.8, linestyle="--", zorder=0)
+    axes.set_xlim(low, high)
+    axes.set_ylim(bounds)
+
+
+def draw_bias(rows: Sequence[Row], path: Path) -> None:
+    """Bias against variance; an open marker is a bias that is not told from zero, at three standard errors."""
+    known = [row for row in rows if row["bias"] is not None]
+    if known:
+        _draw_grid(
+            known,
+            path,
+            lambda row: (row["variance"], max(row["bias"], CHANCE * row["bias_noise"])),
+            ("variance / |gradient|²", "|bias|² / |gradient|²"),
+            is_filled=lambda row: row["bias"] > CHANCE * row["bias_noise"],
+        )
+
+
+def _draw_grid(
+    rows: Sequence[Row],
+    path: Path,
+    place: Place,
+    labels: tuple[str, str],
+    *,
+    is_filled: Callable[[Row], bool] = bool,
+    under: Callable[[Axes, Sequence[Row]], None] | None = None,
+) -> None:
+    lines = _panels(rows)
+    markers = Markers(row["estimator"] for row in rows)
+    width, height = 3.6 * len(lines[0]), 3.2 * len(lines) + legend_height(len(markers.names) + 1)
+    figure = Figure(figsize=(max(width, 8.0), height), layout="constrained")
+    grid = figure.subplots(len(lines), len(lines[0]), squeeze=False)
+    for axes_of_line, panels in zip(grid, lines, strict=True):
+        for axes, panel in zip(axes_of_line, panels, strict=True):
+            _scatter(axes, panel, place, markers, is_filled)
+            if under is not None and panel:
+                under(axes, panel)
+            axes.set_xlabel(labels[0] if panels is lines[-1] else "")
+        axes_of_line[0].set_ylabel(labels[1])
+    add_legend(figure, markers.handles())
+    save_figure(figure, path, PRINTED)
+
+
+def _scatter(
+    axes: Axes, rows: Sequence[Row], place: Place, markers: Markers, is_filled: Callable[[Row], bool]
+) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+    if not rows:
+        axes.set_axis_off()
+        return
+    first = rows[0]
+    of = "posterior of layer" if first["part"] == "posterior" else "layer"
+    axes.set_title(f"{first['model']}, {of} {first['layer']}, {first['point']}", fontsize=9)
+    spots = [(row, spot) for row in rows if (spot := place(row)) is not None]
+    least = [_below(spot[axis] for _, spot in spots) for axis in (0, 1)]
+    for row, spot in spots:
+        at = [value if value > 0 else low for value, low in zip(spot, least, strict=True)]
+        markers.put(axes, at, row["estimator"], filled=is_filled(row))
+    _label_decades(axes)
+    for axis, low in zip("xy", least, strict=True):
+        if any(spot["xy".index(axis)] <= 0 for _, spot in spots):
+            line = axes.axvline if axis == "x" else axes.axhline
+            line(low, color="grey", linewidth=0.6, linestyle=":")
+
+
+def _label_decades(axes: Axes) -> None:
+    """Tick labels that do not run into each other: powers of ten, or within two of them also twice and five times as much."""
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        narrow = high / low < 200
+        # within a factor of three there may be no such tick at all
+        within = MaxNLocator(4) if high / low < 3 else LogLocator(subs=(1.0, 2.0, 5.0), numticks=8)
+        axis.set_major_locator(within if narrow else LogLocator(subs=(1.0,), numticks=6))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}") if narrow else LogFormatterSciNotation())
+        axis.set_minor_locator(NullLocator())
+
+
+def _below(values: Iterable[float]) -> float:
+    """Where zeros are drawn on a logarithmic axis: below all else."""
+    return min((value for value in values if value > 0), default=1.0) / 10
+
+
+# ---- maps ----
+
+
+def draw_maps(parts: Sequence[Row], path: Path) -> None:
+    """For each estimator an image of the variance of its gradient in each pixel's output bias, all on one scale."""
+    images = [np.array(part["variance_by_feature"]).reshape(part["shape"]) for part in parts]
+    highest = max(float(image.max()) for image in images)
+    lowest = max(
+        highest * 1e-6, min(float(image[image > 0].min()) for image in images)
+    )  # fainter pixels look alike
+    columns = min(5, len(parts))
+    lines = -(-len(parts) // columns)
+    figure = Figure(figsize=(2.6 * columns + 1.2, 2.9 * lines), layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False)
+    shown = None
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for axes, part, image in zip(grid.flat, parts, images, strict=False):
+        shown = axes.imshow(
+            np.maximum(image, lowest), norm=LogNorm(lowest, highest), cmap="viridis", interpolation="nearest"
+        )
+        axes.set_title(part["estimator"].replace(":", "\n").replace(",baseline", "\nbaseline"), fontsize=7)
+    assert shown is not None
+    first = parts[0]
+    figure.suptitle(
+        f"variance of the gradient in each pixel's output bias: {first['model']}, {first['point']}",
+        fontsize=9,
+    )
+    figure.colorbar(shown, ax=grid, shrink=0.7)
+    save_figure(figure, path, PRINTED)

@@ -1,0 +1,72 @@
+"""Markers of estimators in the pictures of the study: one colour for a family, one marker for each of its variants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+_COLOURS = {
+    "special-case": "tab:blue",
+    "leave-one-out": "tab:orange",
+    "multi-sample": "tab:green",
+    "disarm": "tab:red",
+    "arms": "tab:purple",
+    "double-cv": "tab:brown",
+    "rebar": "tab:pink",
+    "relax": "tab:olive",
+    "full-posterior": "tab:cyan",
+    "marginal": "black",
+    "analytic": "dimgrey",
+    "local-expectation": "goldenrod",
+    "proposal-prefix": "navy",
+    "straight-through": "lime",
+    "reinmax": "teal",
+    "st-gumbel": "darkviolet",
+    "concrete": "saddlebrown",
+}
+PRINTED = 200
+"""Dots per inch: enough for a paper."""
+_MARKERS = "osD^vP*X<>"
+_COLUMNS = 3
+
+
+class Markers:
+    """The marker of each estimator of a picture."""
+
+    def __init__(self, estimators: Iterable[str]) -> None:
+        self.names = sorted(set(estimators))
+        self._variants: dict[str, list[str]] = {}
+        for text in self.names:
+            self._variants.setdefault(text.partition(":")[0], []).append(text)
+
+    def _of(self, text: str) -> dict[str, Any]:
+        family = text.partition(":")[0]
+        marker = _MARKERS[self._variants[family].index(text) % len(_MARKERS)]
+        return {"color": _COLOURS.get(family, "grey"), "marker": marker, "linestyle": ""}
+
+    def put(self, axes: Axes, at: Sequence[float], text: str, *, filled: bool = True) -> None:
+        """Draw an estimator; a white edge tells markers apart that lie on each other."""
+        edge = {"markeredgecolor": "white", "markeredgewidth": 0.4} if filled else {"markerfacecolor": "none"}
+        look: dict[str, Any] = self._of(text) | edge
+        axes.plot([at[0]], [at[1]], markersize=6.5, **look)
+
+    def handles(self) -> list[Line2D]:
+        """For a legend."""
+        return [Line2D([], [], label=text, **self._of(text)) for text in self.names]
+
+
+def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
+    """Below the panels, so that they have the width of a page."""
+    figure.legend(
+        handles=list(handles), loc="outside lower center", ncols=_COLUMNS, frameon=False, fontsize=8
+    )
+
+
+def legend_height(count: int) -> float:
+    """Inches of a legend with so many entries."""
+    return 0.3 + 0.165 * -(-count // _COLUMNS)

@@ -1,0 +1,129 @@
+"""Which estimators are studied unless told otherwise, and how a person names others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from xorflow import ConfigError
+from xorflow.training import build_estimator
+
+PAPER_CONTROLS: tuple[str, ...] = (
+    "special-case",
+    "special-case:baseline=greedy",
+    "special-case:baseline=sampled",
+)
+"""The paper's control variates that leave the gradient unbiased: a running mean, and its two self-critics."""
+
+REFERENCES: dict[str, tuple[str, ...]] = {
+    "generator": PAPER_CONTROLS,
+    "posterior": ("full-posterior", "full-posterior:baseline=greedy"),
+}
+"""By what draws the choices: the paper's control variates, the best of which others are measured by."""
+
+_ANY_DEPTH: tuple[str, ...] = (
+    "marginal",
+    "straight-through",
+    "special-case:baseline=none",
+    "special-case:rewards=all,baseline=none",
+    "special-case:rewards=all",
+    *PAPER_CONTROLS,
+    "special-case:standardise=one",
+    "special-case:rewards=impatient,baseline=none,standardise=feature",
+    "leave-one-out:samples=2",
+    "leave-one-out:samples=4",
+    "multi-sample:samples=2",
+    "multi-sample:samples=4",
+    "multi-sample:samples=4,sum_last=true",
+    "disarm",
+    "arms:samples=4",
+    "double-cv:samples=2",
+    "rebar",
+    "relax",
+    "local-expectation:limit=784",
+    "reinmax",
+    "st-gumbel",
+    "concrete",
+    "proposal-prefix",
+    "proposal-prefix:sum_last=true",
+)
+_ONE_LAYER: tuple[str, ...] = ("analytic",)
+_SEVERAL_LAYERS: tuple[str, ...] = (
+    "special-case:rewards=impatient",
+    "special-case:sum_last=true",
+    "leave-one-out:samples=4,sum_last=true",
+    "disarm:sum_last=true",
+    "arms:samples=4,sum_last=true",
+    "double-cv:samples=2,sum_last=true",
+    "rebar:sum_last=true",
+    "relax:sum_last=true",
+)
+_POSTERIOR: tuple[str, ...] = (
+    "full-posterior:baseline=none",
+    "full-posterior",
+    "full-posterior:baseline=greedy",
+    "full-posterior:kl=suffix",
+    "full-posterior:kl=vanilla",
+    "full-posterior:kl=printed",
+    "full-posterior:sum_last=true",
+    "leave-one-out:samples=4,proposal=q",
+    "multi-sample:samples=2,proposal=q",
+    "multi-sample:samples=4,proposal=q",
+)
+_POSTERIOR_OF_SEVERAL: tuple[str, ...] = (
+    "full-posterior:rewards=impatient",
+    "multi-sample:samples=4,proposal=q,sum_last=true",
+)
+_THREE_LAYERS: tuple[str, ...] = ("disarm:sum_last=true,common=true",)
+_POSTERIOR_OF_THREE: tuple[str, ...] = ("full-posterior:local=true",)
+"""With fewer layers these are the same as without their last option."""
+
+
+def default_estimators(depth: int, *, posterior: bool, alone: bool = False) -> tuple[str, ...]:
+    """What is measured on a model: the zoo with its sensible variants.
+
+    Args:
+        depth: the model's.
+        posterior: whether it has one.
+        alone: only what needs the posterior.
+    """
+    without = _ANY_DEPTH + (_ONE_LAYER if depth == 1 else _SEVERAL_LAYERS)
+    of_posterior = _POSTERIOR + (("analytic:objective=elbo",) if depth == 1 else _POSTERIOR_OF_SEVERAL)
+    if depth > 2:
+        without, of_posterior = without + _THREE_LAYERS, of_posterior + _POSTERIOR_OF_THREE
+    return (() if alone else without) + (of_posterior if posterior else ())
+
+
+def parse_estimators(given: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The estimators that a person names, each checked; None for the default ones.
+
+    Names may be separated by spaces, semicolons or commas: a comma followed by KEY=VALUE belongs to the estimator before it.
+
+    >>> parse_estimators(["disarm, special-case:baseline=greedy,sum_last=true marginal"])
+    ('disarm', 'special-case:baseline=greedy,sum_last=true', 'marginal')
+    """
+    if not given:
+        return None
+    found: list[str] = []
+    for text in given:
+        for item in re.split(r"[\s;]+", re.sub(r",\s+", ";", text.strip())):
+            found += _cut_at_commas(item)
+    if not found:
+        raise ConfigError("--estimators names none; as in --estimators 'disarm leave-one-out:samples=4'")
+    _check(found)
+    return tuple(dict.fromkeys(found))
+
+
+def _cut_at_commas(text: str) -> Iterable[str]:
+    items: list[str] = []
+    for token in filter(None, text.split(",")):
+        if items and re.match(r"[a-z_]+=", token):
+            items[-1] += f",{token}"
+        else:
+            items.append(token)
+    return items
+
+
+def _check(texts: Iterable[str]) -> None:
+    for text in texts:
+        build_estimator(text)

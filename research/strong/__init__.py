@@ -1,0 +1,1 @@
+"""What recipes with strong conditioners reach: rows, score, table, picture."""

@@ -1,0 +1,135 @@
+"""Packed records: the committed tables come out of them byte for byte, and a study goes on from them."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from command_line import Command
+from research import results
+from research.__main__ import tables
+from research.budgets import find_budget
+from research.depth.rows import chosen_depths
+from research.depth.score import DEPTH, depth_plan
+from research.paper.rows import chosen
+from research.paper.score import PAPER, plan
+from research.runner import Request, Runner
+from research.strong.rows import STRONG_BUDGETS, chosen_strong
+from research.strong.score import STRONG, strong_plan
+from tiny_runs import read
+from xorflow import ConfigError, DataError
+
+COMMITTED = Path(__file__).parents[2] / "research/results"
+STUDIES = ("paper", "depth", "estimators", "strong")
+
+
+def test_there_are_few_files() -> None:
+    assert sum(path.is_file() for path in COMMITTED.rglob("*")) < 60
+
+
+def test_the_tables_come_out_of_the_packed_records_byte_for_byte(tmp_path: Path) -> None:
+    for name in STUDIES:
+        (tmp_path / name).mkdir()
+        shutil.copy(COMMITTED / name / results.PACK, tmp_path / name)
+    tables(tmp_path)
+    for name in STUDIES:
+        for table in ("table.json", "table.md"):
+            made, committed = (folder / name / table for folder in (tmp_path, COMMITTED))
+            assert made.read_bytes() == committed.read_bytes(), "run: make docs"
+        assert {p.name for p in (tmp_path / name).iterdir()} == {p.name for p in (COMMITTED / name).iterdir()}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_pack_is_sorted_and_the_same_records_make_the_same_bytes(name: str, tmp_path: Path) -> None:
+    packed = (COMMITTED / name / results.PACK).read_bytes()
+    lines = gzip.decompress(packed).decode().splitlines()
+    files = [json.loads(line)["file"] for line in lines]
+    assert files == sorted(files)
+    for content in map(json.loads, lines):
+        results.write(tmp_path / content["file"], content["record"])
+    results.pack(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [results.PACK]
+    made = (tmp_path / results.PACK).read_bytes()
+    assert gzip.decompress(made) == gzip.decompress(packed)
+    results.write_pack(tmp_path, {entry["file"]: entry["record"] for entry in map(json.loads, lines[::-1])})
+    assert (tmp_path / results.PACK).read_bytes() == made
+
+
+def request(name: str, tmp_path: Path) -> Request:
+    out = tmp_path / "out"
+    out.mkdir()
+    shutil.copy(COMMITTED / name / results.PACK, out)
+    shared = (out, tmp_path / "work", "cpu", 1)
+    if name == "paper":
+        return Request(*chosen(None), find_budget("full"), 3, *shared, PAPER)
+    if name == "depth":
+        rows = chosen_depths(None)
+        return Request(rows, (), find_budget("full"), 3, *shared, DEPTH, {row.id: row.seeds for row in rows})
+    rows = chosen_strong(None)[0]
+    budget = find_budget("full", STRONG_BUDGETS)
+    return Request(rows, (), budget, 2, *shared, STRONG, {row.id: row.seeds for row in rows})
+
+
+@pytest.mark.parametrize("name", ["paper", "depth", "strong"])
+def test_nothing_that_is_packed_is_made_again(name: str, tmp_path: Path) -> None:
+    assert Runner(request(name, tmp_path)).planned == []
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [
+        results.PACK
+    ]  # not even the plan is written
+
+
+def test_the_committed_plans_are_those_of_the_rows() -> None:
+    full = find_budget("full")
+    plans = {
+        "paper": plan(full),
+        "depth": depth_plan(full),
+        "strong": strong_plan(find_budget("full", STRONG_BUDGETS)),
+    }
+    for name, made in plans.items():
+        assert results.read(COMMITTED / name / "plan.json", name) == made
+
+
+def test_a_file_comes_before_the_packed_record(tmp_path: Path) -> None:
+    path = tmp_path / "runs/a.json"
+    results.write(path, {"version": 1, "value": 1})
+    results.write(tmp_path / "runs/b.json", {"version": 1, "value": 2})
+    results.pack(tmp_path)
+    assert not path.exists()
+    assert results.exists(path)
+    assert results.read(path, "paper")["value"] == 1
+    results.write(path, {"version": 1, "value": 3})
+    assert results.read(path, "paper")["value"] == 3
+    assert [file.name for file in results.records(tmp_path, "runs")] == ["a.json", "b.json"]
+    results.pack(tmp_path)
+    assert [results.read(file, "paper")["value"] for file in results.records(tmp_path, "runs")] == [3, 2]
+
+
+def test_a_packed_study_goes_on(research: Command, tmp_path: Path) -> None:
+    given = ("--budget", "smoke", "--device", "cpu", "--seeds", "1", "--work", tmp_path / "work")
+    out = tmp_path / "results/paper"
+    assert research("paper", *given, "--rows", "marginal", "--out", out).code == 0
+    before = read(out / "table.json")
+    assert research("tables", "--folder", tmp_path / "results").code == 0
+    assert not (out / "runs").exists()
+    assert read(out / "table.json") == before
+    assert research("paper", *given, "--rows", "marginal,floor", "--out", out).code == 0
+    assert [path.name for path in (out / "runs").iterdir()] == ["floor.json"]
+    assert [row["id"] for row in read(out / "table.json")["rows"]] == ["marginal", "floor"]
+
+
+def test_damaged_packs_and_records(tmp_path: Path) -> None:
+    path = tmp_path / "runs/a.json"
+    for content in (b"", b"x", gzip.compress(b"{"), gzip.compress(b"[]\n")):
+        (tmp_path / results.PACK).write_bytes(content)
+        results._unpacked.cache_clear()
+        with pytest.raises(DataError, match=r"runs\.jsonl\.gz is damaged|there is no record"):
+            results.read(path, "paper")
+    (tmp_path / results.PACK).unlink()
+    with pytest.raises(DataError, match="there is no record"):
+        results.read(path, "paper")
+    for version, words in ((7, "a newer version wrote it"), ("x", "research paper did not write it")):
+        results.write(path, {"version": version})
+        with pytest.raises(ConfigError, match=words):
+            results.read(path, "paper")

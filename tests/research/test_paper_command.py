@@ -1,0 +1,282 @@
+"""`python -m research paper` as a person types it: all rows in the smallest budget, refusals, Ctrl-C, a killed run."""
+
+import io
+import json
+import os
+import re
+import shlex
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from command_line import RESEARCH, Command, finish, start
+from research import display as runs_display
+from research.__main__ import main
+from research.display import RunsDisplay
+from research.paper.command import show_table
+from research.paper.rows import IDS, ROWS
+from research.runner import Planned
+from tiny_runs import read
+from xorflow.training import Job, Options, Outcome
+
+SMOKE = ("paper", "--budget", "smoke", "--device", "cpu")
+
+
+def files(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in sorted(folder.glob("*.json"))}
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All rows, one seed."""
+    folder = tmp_path_factory.mktemp("smoke")
+    with pytest.raises(SystemExit) as stop:
+        main([*SMOKE, "--seeds", "1", "--out", str(folder / "out"), "--work", str(folder / "work")])
+    assert stop.value.code == 0
+    return folder
+
+
+def test_every_row_is_trained_and_shown(smoke: Path, research: Command) -> None:
+    table = read(smoke / "out/table.json")
+    assert [row["id"] for row in table["rows"]] == list(IDS)
+    assert (table["budget"], table["missing"]) == ("smoke", [])
+    for row, planned in zip(table["rows"], ROWS, strict=False):
+        for variant in ("ours", "cured"):
+            found = row[variant]
+            if planned.recipe(variant) is None:
+                assert found is None
+                continue
+            assert found["kind"] == (
+                "exact" if planned.family in ("straight-through", "marginal") else "lower bound"
+            )
+            assert 6 < found["nll"] < 200
+            assert len(found["layers"]) == planned.depth
+            assert (found["argmax_posterior"] is not None) == (planned.family == "full posterior")
+            assert row["config"][variant]["layers"] == planned.depth
+    assert {path.name for path in (smoke / "out").iterdir()} == {
+        "plan.json", "runs", "table.json", "table.md", "curves.png", "samples.png"
+    }  # fmt: skip
+    # a second time there is nothing to do, and the work folder is not even needed
+    before = files(smoke / "out/runs")
+    said = research(*SMOKE, "--seeds", "1", "--out", smoke / "out", "--work", smoke / "elsewhere")
+    assert (said.code, said.err) == (0, "")
+    assert files(smoke / "out/runs") == before
+    assert "Smoke test" in said.out
+    assert "\x1b" not in said.out
+    for row in table["rows"]:
+        assert re.search(rf"^{row['id']} .*{row['ours']['nll']:.1f}", said.out, re.MULTILINE)
+    assert said.out.endswith(f"pictures {smoke / 'out/curves.png'}, {smoke / 'out/samples.png'}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--rows ste-3", "--rows names rows of ste-1, ste-2, "),
+        ("--rows ste-1,ste-x", "got 'ste-x'"),
+        ("--seeds 0", "--seeds is how many seeds to train, at least 1; got 0"),
+        ("--seeds=-2", "at least 1; got -2"),
+        ("--seeds two", "Invalid value for '--seeds'"),
+        ("--jobs 0", "--jobs is at least 1; got 0"),
+        ("--budget huge", "--budget is one of smoke, quick, full; got 'huge'"),
+        ("--device cuda:63", "device 'cuda:63' is not there"),
+        ("--device magic", "device is auto, cpu, cuda, cuda:N or mps; got 'magic'"),
+    ],
+)
+def test_what_means_nothing_is_refused_before_any_work(
+    research: Command, tmp_path: Path, arguments: str, words: str
+) -> None:
+    given = (*SMOKE, "--out", tmp_path / "out", "--work", tmp_path / "work", *arguments.split())
+    assert words in research(*given).refused()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_that_are_something_else(research: Command, tmp_path: Path, smoke: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("", encoding="utf-8")
+    work = ("--work", tmp_path / "work")
+    assert f"--out is a folder, and {file} is a file" in research(*SMOKE, "--out", file, *work).refused()
+    below = research(*SMOKE, "--out", file / "out", *work).refused()
+    assert "could not write" in below
+    assert "Not a directory; choose a folder that can be written" in below
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/thesis.txt").write_text("", encoding="utf-8")
+    other = research(*SMOKE, "--out", tmp_path / "full", *work).refused()
+    assert "is not empty, and holds no results of research paper; choose another --out" in other
+    before = files(smoke / "out/runs")
+    mixed = research("paper", "--budget", "quick", "--out", smoke / "out", *work).refused()
+    assert f"{smoke / 'out'} is of the budget 'smoke', and this is 'quick': choose another --out" in mixed
+    assert files(smoke / "out/runs") == before
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(research: Command, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        said = research(*SMOKE, "--out", tmp_path / "out", "--work", tmp_path / "work").refused()
+    finally:
+        tmp_path.chmod(0o700)
+    assert "Permission denied; choose a folder that can be written" in said
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text[: len(text) // 2], "is damaged: it holds no JSON object; remove it"),
+        (lambda text: "[]", "holds no JSON object"),
+        (lambda text: text.replace('"version": 1', '"version": 7', 1), "has version 7, and version 1 is read here; a newer"),
+        (lambda text: text.replace('"version": 1', '"version": "x"', 1), "research paper did not write it"),
+        (lambda text: text.replace('"evaluation"', '"nothing"', 1), "is damaged: it lacks 'evaluation'; remove it"),
+        (lambda text: text.replace('"budget": "smoke"', '"budget": "full"', 1), "is of the budget 'full', and this is 'smoke'"),
+    ],
+)  # fmt: skip
+def test_damaged_results_are_named_and_nothing_is_touched(
+    research: Command, smoke: Path, tmp_path: Path, damage, words: str
+) -> None:
+    out = tmp_path / "out"
+    (out / "runs").mkdir(parents=True)
+    for name in ("plan.json", "runs/floor.json", "runs/marginal.ours.seed0.final.json"):
+        (out / name).write_bytes((smoke / "out" / name).read_bytes())
+    path = out / "runs/marginal.ours.seed0.final.json"
+    path.write_text(damage(path.read_text(encoding="utf-8")), encoding="utf-8")
+    before = files(out / "runs")
+    said = research(*SMOKE, "--rows", "floor", "--out", out, "--work", tmp_path / "work").refused()
+    assert words in said
+    assert str(path) in said
+    assert files(out / "runs") == before
+
+
+# ---- real processes ----
+
+
+def wait_until(condition, seconds: float = 60) -> None:
+    limit = time.monotonic() + seconds
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.005)
+
+
+def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(research: Command, tmp_path: Path) -> None:
+    out, work = tmp_path / "the results", tmp_path / "work"  # the command to type must quote this
+    rows = "ste-1,ste-8,sfe-special-running-4"
+    given = (*SMOKE, "--rows", rows, "--seeds", "2", "--out", out, "--work", work)
+    process = start(*given, program=RESEARCH)
+    wait_until(lambda: process.poll() is not None or len(files(out / "runs")) >= 2)
+    process.send_signal(signal.SIGINT)
+    said = finish(process)
+    assert (said.code, said.out) == (130, "")
+    stopped, again = said.err.strip().split(": ", 1)
+    assert re.fullmatch(r"stopped( and saved; continue|; continue from the last checkpoints) with", stopped)
+    kept = files(out / "runs")
+    assert 2 <= len(kept) < 24
+    assert shlex.split(again) == ["python", "-m", "research", "paper", "--rows", rows, "--seeds", "2", "--budget", "smoke",
+                                  "--device", "cpu", "--out", str(out), "--work", str(work)]  # fmt: skip
+    assert research(*shlex.split(again)[3:]).code == 0
+    assert len(files(out / "runs")) == 24
+    assert kept.items() <= files(out / "runs").items()
+
+
+def child_of(process: int, word: str) -> int | None:
+    """A process that another has started, by a word of its command line."""
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+            if parent == process and word in status.with_name("cmdline").read_text(encoding="utf-8"):
+                return int(status.parent.name)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for the process in /proc")
+def test_a_killed_run_harms_no_other_and_is_made_by_the_next_command(
+    research: Command, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    given = (*SMOKE, "--rows", "marginal", "--seeds", "2", "--out", out, "--work", tmp_path / "work")
+    process = start(*given, "--jobs", "2", program=RESEARCH)
+    found: list[int] = []
+
+    def is_there() -> bool:
+        child = child_of(process.pid, "seed1/select")
+        if child is not None:
+            found.append(child)
+        return child is not None or process.poll() is not None
+
+    wait_until(is_there)
+    os.kill(found[0], signal.SIGKILL)
+    said = finish(process)
+    assert said.code == 2
+    assert said.err == (
+        "error: marginal.ours.select, seed 1: its process was ended by signal 9 (by hand, or for want of memory); "
+        "give the same command again\n"
+    )
+    assert re.search(r"^marginal +- +- +\d", said.out, re.MULTILINE)
+    kept = files(out / "runs")
+    assert sorted(kept) == ["marginal.ours.seed0.final.json", "marginal.ours.seed0.select.json"]
+    assert research(*given).code == 0
+    assert len(files(out / "runs")) == 4
+    assert kept.items() <= files(out / "runs").items()
+
+
+# ---- what a person sees ----
+
+
+def planned(folder: Path) -> list[Planned]:
+    return [Planned(f"row-{n}.ours.seed0.select", folder / str(n), 4, 5.0 * (n + 1)) for n in range(4)]
+
+
+def test_bars_for_the_whole_and_for_what_is_under_way(tmp_path: Path) -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=100, force_terminal=True, color_system=None)
+    with RunsDisplay(console, planned(tmp_path)) as display:
+        done = Outcome(Job(Options(), tmp_path / "0", "row-0.ours.select"), {}, None)
+        display.on_outcome(done, 1, 4)
+        (tmp_path / "1").mkdir()
+        records = [{"epoch": 1, "train_nll": 9.0}, {"epoch": 2, "train_nll": 8.0, "validation_nll": 7.125}]
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        (tmp_path / "1/metrics.jsonl").write_text(lines + '{"epo', encoding="utf-8")
+        display.refresh()
+        assert display._progress() == 5.0 + 10.0 * 2 / 5
+        display._bar.refresh()
+        display.on_stop()
+        display._bar.refresh()
+    frames = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue())
+    assert "runs 1/4" in frames
+    assert re.search(r"row-1\.ours\.seed0\.select .* left .* validation 7\.1", frames)
+    assert "row-2" not in frames
+    assert "stopping and saving" in frames
+    assert max(map(len, re.split(r"[\r\n]", frames))) <= 100
+
+
+@pytest.mark.parametrize("seconds", [0.0, 30.0])
+def test_without_a_terminal_there_is_a_line_now_and_then(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs_display, "_LINE_SECONDS", seconds)
+    text = io.StringIO()
+    runs = planned(tmp_path)
+    with RunsDisplay(Console(file=text), runs) as display:
+        display.on_stop()
+        assert text.getvalue() == ""
+        for run in runs:
+            display.on_outcome(Outcome(Job(Options(), run.folder, run.name), {}, None), 0, 0)
+    lines = text.getvalue().splitlines()
+    if seconds:
+        assert lines == []
+        return
+    assert len(lines) == len(runs) > 1
+    assert re.fullmatch(
+        rf"runs 1/{len(runs)}: {re.escape(runs[0].name)} done, about \d+:\d\d:\d\d left", lines[0]
+    )
+    assert lines[-1] == f"runs {len(runs)}/{len(runs)}: {runs[-1].name} done"
+
+
+def test_the_table_fits_80_columns(smoke: Path) -> None:
+    text = io.StringIO()
+    show_table(read(smoke / "out/table.json"), Console(file=text, width=80))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("*" in line for line in lines[3:]) == 6

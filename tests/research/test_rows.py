@@ -1,0 +1,78 @@
+"""The rows of the reproduction: what they are called, that their recipes mean something, and what they leave to us."""
+
+import pytest
+
+from research.budgets import BUDGETS, find_budget
+from research.files import VARIANTS
+from research.paper.published import PAPER_TABLE
+from research.paper.rows import IDS, REFERENCES, ROWS, choices, chosen
+from xorflow.errors import ConfigError
+from xorflow.training import Options, build_estimator
+
+RECIPES = [(row, variant) for row in ROWS for variant in VARIANTS if row.recipe(variant) is not None]
+
+
+def test_the_rows_are_the_papers_and_what_it_speaks_of() -> None:
+    assert IDS == (
+        "ste-1", "ste-2", "ste-4", "ste-8", "sfe-posterior-greedy", "sfe-posterior-running", "sfe-special-greedy",
+        "sfe-special-running", "sfe-special-running-2", "sfe-special-running-4", "marginal", "independent-pixels",
+        "identity", "floor",
+    )  # fmt: skip
+    for printed in PAPER_TABLE:
+        row = next(row for row in ROWS if row.id == printed.id)
+        assert (row.paper, row.depth) == ({"nll": printed.nll, "greedy": printed.greedy}, printed.depth)
+    silent = [row for row in ROWS if row.paper["nll"] is None]
+    assert [row.id for row in silent] == ["sfe-special-running-2", "sfe-special-running-4", "marginal"]
+
+
+def test_what_the_paper_fixes_is_fixed() -> None:
+    for row, variant in RECIPES:
+        options = row.options(variant)
+        fixed = (options.data, options.conditioner, options.base, options.p0, options.optimiser, options.lr)
+        assert fixed == ("mnist", "made", "fixed", None, "adam", 1e-3)
+        assert options.layers == row.depth
+        assert (options.posterior != "none") == (row.family == "full posterior")
+        assert options.select == row.metric
+        assert options.transform == "shift"
+
+
+def test_the_estimators_are_those_of_the_families() -> None:
+    for row, variant in RECIPES:
+        name = row.options(variant).estimator.partition(":")[0]
+        assert name == row.family.replace(" ", "-")
+        settings = build_estimator(row.options(variant).estimator).config()
+        if row.family in ("straight-through", "special case"):
+            assert (settings["entropy"] > 0) == (variant == "cured")
+        if row.family == "full posterior":
+            assert settings["sum_last"] == (variant == "cured")
+    assert [row.id for row in ROWS if row.cured is None] == ["marginal"]
+
+
+def test_a_recipe_says_what_it_chose() -> None:
+    options = Options(hidden=(512, 256), epochs=7, batch_size=64, layers=2, order="alternating", average=0.9)
+    words = choices(options.replace(posterior="mlp"))
+    for part in ("2 hidden layers of 512, 256 units", "7 epochs", "batches of 64", "alternating orderings",
+                 "a posterior that sees all pixels", "averaged with decay 0.9", "estimator marginal"):  # fmt: skip
+        assert part in words
+    assert "orderings" not in choices(Options(layers=1))
+    assert "random initialisation" in choices(Options(start="random"))
+
+
+def test_rows_by_name() -> None:
+    assert chosen(None) == (ROWS, REFERENCES)
+    rows, references = chosen(" floor, marginal ,ste-2")
+    assert [row.id for row in (*rows, *references)] == ["ste-2", "marginal", "floor"]
+    for text in ("ste-3", "ste-1,nothing", "", ","):
+        with pytest.raises(ConfigError, match="--rows names rows of ste-1, "):
+            chosen(text)
+
+
+def test_budgets() -> None:
+    assert [budget.name for budget in BUDGETS] == ["smoke", "quick", "full"]
+    full, recipe = find_budget("full"), ROWS[0].options("ours")
+    assert (full.samples, full.seeds, full.rows) == (1000, 3, None)
+    assert full.options(recipe, "select", None) == recipe.replace(validation=10_000.0)
+    assert full.options(recipe, "final", None) == recipe.replace(validation=0.0)
+    assert "not converged" in find_budget("quick").words
+    with pytest.raises(ConfigError, match="--budget is one of smoke, quick, full; got 'huge'"):
+        find_budget("huge")
