@@ -13,13 +13,12 @@ from torch import nn
 import xorflow as xf
 from limits import LIMIT, training_limit
 from measures import Setup, measure
-from models import bare_steps, mnist_intensities, mnist_trainer, stacked_trainers
+from models import bare_steps, mnist_intensities, mnist_trainer
 from references import PLAIN, ZUKO, plain_training_step, zuko_flow, zuko_training_step
 from timing import Figure, alternate, faster_than, seconds, within
 from xorflow.conditioners import Source
-from xorflow.training import Job, Options, run_jobs, train_run
-from xorflow.training.engine import Work, choose_engine
-from xorflow.training.lockstep import Lockstep
+from xorflow.training import Options, train_run
+from xorflow.training.engine import choose_engine
 
 
 @measure("cpu", "made-forward-backward")
@@ -143,10 +142,9 @@ def training_step_gpu(setup: Setup) -> list[Figure]:
     trainer.start_clock()
     engine, _ = choose_engine(trainer.machinery, 0)
     steps = bare.steps_per_epoch
-    loop = Lockstep([trainer], engine)
 
     def trainer_epoch() -> None:
-        loop.train_epoch()
+        trainer.train_epoch(engine)
         trainer.end_epoch()
 
     step = plain_training_step(xf.MADE(784, hidden=(1024,)), bare.dataset.train.values, 256)
@@ -207,52 +205,6 @@ def hundred_epochs(setup: Setup) -> list[Figure]:
         f"{steps:,} times the median step of the plain loop, and nothing else"
     )
     return [within("hundred-epochs", spent, PLAIN, steps * eager, at_most=10, note=note)]
-
-
-@measure(
-    "cuda",
-    "eight-runs",
-    "eight-runs-step",
-    "sixteen-runs-step",
-)
-def eight_runs(setup: Setup) -> list[Figure]:
-    """Eight seeds at once against the same eight one after the other."""
-    device = setup.device
-
-    def train(workers: int, epochs: int = 100) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            options = Options(epochs=epochs, batch_size=256, device=str(device), validate_every=10)
-            jobs = [Job(options.replace(seed=seed), Path(folder) / f"seed-{seed}") for seed in range(8)]
-            outcomes = run_jobs(jobs, workers)
-        assert all(outcome.error is None for outcome in outcomes), outcomes
-
-    for workers in (8, 1):  # kernels are compiled when they are first used
-        train(workers, epochs=1)
-    together, apart = seconds(lambda: train(8), device), seconds(lambda: train(1), device)
-    note = "100 epochs each, from nothing to result.json"
-    return [
-        faster_than("eight-runs", together, "one after the other", apart, at_least=3, unit="s", note=note),
-        *_stacked_steps(device),
-    ]
-
-
-def _stacked_steps(device: torch.device) -> list[Figure]:
-    """What is left of several runs without loading, validation and files: captured steps alone."""
-    options = {"batch_size": 256, "epochs": 40}
-    counts = {"eight": 8, "sixteen": 16}
-    works: dict[str, Work] = {
-        name: stacked_trainers(device, count, **options) for name, count in counts.items()
-    }
-    works["one"] = mnist_trainer(device, **options).machinery
-    times = alternate({name: bare_steps(work) for name, work in works.items()}, device, rounds=9)
-    alone, steps = times["one"], 50_000 // 256
-    return [
-        faster_than(
-            f"{name}-runs-step", times[name] / steps / count, "a captured step of one run", alone / steps,
-            note=f"a run's share of a captured step of {name} runs; no target of its own",
-        )
-        for name, count in counts.items()
-    ]  # fmt: skip
 
 
 def _against_zuko(id: str, ours: float, theirs: float) -> Figure:

@@ -20,8 +20,7 @@ from xorflow.training import (
     start_from_data,
     train_run,
 )
-from xorflow.training.engine import Work, choose_engine
-from xorflow.training.ensemble import Ensemble
+from xorflow.training.engine import Machinery, choose_engine
 
 
 def mnist_trainer(device: torch.device, dataset: xf.data.Dataset | None = None, **options: object) -> Trainer:
@@ -34,18 +33,11 @@ def mnist_trainer(device: torch.device, dataset: xf.data.Dataset | None = None, 
     return Trainer(flow, build_estimator(chosen.estimator), dataset, chosen)
 
 
-def stacked_trainers(device: torch.device, count: int, **options: object) -> Ensemble:
-    """So many seeds as one piece of work."""
-    dataset = build_data(Options(device=str(device)).replace(**options)).to(device)
-    trainers = [mnist_trainer(device, dataset, seed=seed, **options) for seed in range(count)]
-    return Ensemble([trainer.machinery for trainer in trainers])
-
-
-def bare_steps(work: Work, count: int | None = None) -> Callable[[], None]:
+def bare_steps(work: Machinery, count: int | None = None) -> Callable[[], None]:
     """The steps of an epoch, or `count` of them, as an engine makes them without the trainer around it."""
     engine, _ = choose_engine(work, 0)
     wanted = count or len(work.train) // work.batch_size
-    order = torch.randperm(len(work.train)).expand(work.order_shape).to(work.device)
+    order = torch.randperm(len(work.train)).to(work.device)
 
     def act() -> None:
         engine.begin_epoch(order, 0)

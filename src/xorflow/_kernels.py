@@ -31,7 +31,7 @@ def usable(tensor: Tensor) -> bool:
 def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
     r""":math:`\sum_d \log((1 - f_d)\, p_d(x_d) + f_d\, p_d(1 - x_d))` of binary features, (B,), in one launch each way.
 
-    Under `torch.vmap` over all three it is still one launch each way, for all runs together.
+    Under `torch.vmap` over all three it is still one launch each way.
 
     Args:
         logits: log-odds of u, (B, D) float32.
@@ -127,59 +127,11 @@ def zero_beyond(values: Tensor, seen: Tensor) -> Tensor:
     return _triton.zero_beyond(values, seen)
 
 
-def staircase_product(x: Tensor, weight: Tensor, bias: Tensor, seen: Tensor, rectify: bool) -> Tensor:
-    """x W' + b of K runs, operands rounded to TF32: what lies beyond the columns that are seen costs nothing.
-
-    Args:
-        x: (K, B, I) float32.
-        weight: (K, O, I) float32, zero beyond the first `seen` columns of each row.
-        bias: (K, O) float32.
-        seen: (O,) int32, the same for all runs.
-        rectify: whether what is negative becomes zero.
-    """
-    from xorflow import _triton_products
-
-    return _triton_products.forward(x.contiguous(), weight.contiguous(), bias.contiguous(), seen, rectify)
-
-
-def gate(g: Tensor, out: Tensor | None, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """A gradient (K, B, O) where `out` is positive, the same turned around, (K, O, B), and its sums (K, O) over B.
-
-    Args:
-        g: contiguous float32.
-        out: what was rectified; None leaves the gradient as it is.
-        keep: whether the first of the three is wanted; it is not computed otherwise.
-    """
-    from xorflow import _triton_products
-
-    return _triton_products.gate(g, out, keep)
-
-
-def staircase_to_weight(turned: Tensor, x: Tensor, seen: Tensor) -> Tensor:
-    """The gradient (K, O, I) of the weight of `staircase_product`, zero beyond the columns that are seen.
-
-    Args:
-        turned: the gradient of its output, turned around, (K, O, B).
-        x: its input (K, B, I).
-        seen: (O,) int32.
-    """
-    from xorflow import _triton_products
-
-    return _triton_products.to_weight(turned, x.contiguous(), seen)
-
-
-def binarise_rows(intensities: Tensor, rows: Tensor, noise: Tensor) -> Tensor:
-    """uint8 (B, D): 1 where noise * 255 is below the intensity (N, D) of the row chosen; gather and draw in one launch."""
-    from xorflow import _triton
-
-    return _triton.binarise_rows(intensities, rows, noise)
-
-
 def draw_rows(intensities: Tensor, rows: Tensor, seeds: Tensor, counter: Tensor, ahead: int) -> Tensor:
     """float32 (R, D): 1 with probability v / 255 for the intensities v of the rows chosen, drawn in the same launch.
 
     The draw is a function of a run's seed, the step, the place in the batch and the feature, by Philox4x32: it needs no state,
-    and is the same whether a step is captured or not, and whatever other runs share the launch.
+    and is the same whether a step is captured or not.
 
     Args:
         intensities: (N, D) uint8.

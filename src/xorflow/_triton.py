@@ -291,25 +291,6 @@ def draw_rows(intensities: Tensor, rows: Tensor, seeds: Tensor, counter: Tensor,
 
 
 @triton.jit
-def _binarise_rows(intensities, rows, noise, out, width, BLOCK: tl.constexpr):
-    line = tl.program_id(0)
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = cols < width
-    row = tl.load(rows + line)
-    grey = tl.load(intensities + row * width + cols, mask=inside, other=0).to(tl.float32)
-    drawn = tl.load(noise + line * width + cols, mask=inside, other=0.0)
-    tl.store(out + line * width + cols, (drawn * 255.0 < grey).to(tl.uint8), mask=inside)
-
-
-def binarise_rows(intensities: Tensor, rows: Tensor, noise: Tensor) -> Tensor:
-    width = intensities.shape[1]
-    out = torch.empty(len(rows), width, dtype=torch.uint8, device=rows.device)
-    grid = (len(rows), triton.cdiv(width, 1024))
-    _binarise_rows[grid](intensities, rows, noise.contiguous(), out, width, BLOCK=1024)
-    return out
-
-
-@triton.jit
 def _adam_at(
     place, inside, parameter, gradient, mean, square, lr, t, beta1, beta2, eps, decay, DECOUPLED: tl.constexpr
 ):

@@ -85,7 +85,7 @@ def test_second_derivatives_pass_through(masked):
 
 @pytest.mark.parametrize("shape", [(5,), (2, 3)])
 @pytest.mark.parametrize("same_x", [False, True])
-def test_weights_of_several_runs_by_vmap(masked, shape, same_x):
+def test_several_weights_by_vmap(masked, shape, same_x):
     """One batched product has the values and gradients of one product after the other."""
     torch.manual_seed(2)
     weight = (torch.randn(3, *masked.weight.shape, dtype=torch.float64) * masked.mask).requires_grad_()

@@ -41,7 +41,7 @@ def test_the_gradient_is_that_of_finite_differences():
     assert torch.autograd.gradcheck(lambda a, b: marginal_total(a, x, b), (logits, base))
 
 
-def test_under_vmap_each_run_is_the_run_alone():
+def test_under_vmap_it_is_one_after_the_other():
     torch.manual_seed(0)
     logits, base = torch.randn(2, 3, 4).double(), torch.randn(2, 4).double()
     x = torch.randint(2, (3, 4)).double()

@@ -7,7 +7,6 @@ from xorflow.training import Options, Trainer
 from xorflow.training.build import build_data, build_estimator, build_flow
 from xorflow.training.captured import CapturedEngine
 from xorflow.training.engine import EagerEngine
-from xorflow.training.ensemble import Ensemble
 
 SMALL = {
     "hidden": [64],
@@ -63,11 +62,3 @@ def test_captured_steps_are_the_eager_ones(estimator: str, layers: int) -> None:
     for plain, captured in zip(*weights, strict=True):
         assert bool(plain.isfinite().all())
         torch.testing.assert_close(captured, plain, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_steps_can_be_stacked(estimator: str) -> None:
-    runs = [_trainer(estimator, 2, seed) for seed in (0, 1)]
-    data = runs[0].dataset
-    runs = [Trainer(run.flow, run.estimator, data, run.options) for run in runs]
-    Ensemble([run.machinery for run in runs])  # rehearses a gradient of both

@@ -1,8 +1,11 @@
 """The Triton kernels against their plain counterparts, on random input."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from xorflow import MADE, FactorisedBase, LatentFlow, Layer, _kernels
 from xorflow._math import philox_uniforms
@@ -158,35 +161,68 @@ def test_drawn_rows_have_the_law_of_their_intensities() -> None:
     assert bool(((means - p).abs() <= 5 * (p * (1 - p) / (16 * 4096)).sqrt()).all())  # 5 standard errors
 
 
-@pytest.mark.parametrize(
-    ("runs", "rows", "outs", "ins"), [(1, 1, 1, 1), (2, 70, 100, 60), (3, 130, 65, 129), (8, 256, 1024, 784)]
-)
-@pytest.mark.parametrize("in_order", [True, False])
-def test_products_that_skip_masked_weights(runs: int, rows: int, outs: int, ins: int, in_order: bool) -> None:
-    generator = torch.Generator(CUDA).manual_seed(rows)
-    seen = torch.randint(ins + 1, (outs,), generator=generator, device=CUDA, dtype=torch.int32)
-    seen = seen.sort().values if in_order else seen
-    mask = torch.arange(ins, device=CUDA) < seen[:, None]
-    x, g = (torch.randn(runs, rows, n, generator=generator, device=CUDA) for n in (ins, outs))
-    weight = torch.randn(runs, outs, ins, generator=generator, device=CUDA) * mask
-    bias = torch.randn(runs, outs, generator=generator, device=CUDA)
-    wide = [t.double() for t in (x, g, weight, bias)]
-    found = _kernels.staircase_product(x, weight, bias, seen, rectify=False)
-    gated, turned, sums = _kernels.gate(g, found, keep=True)
-    alone, turned_alone, sums_alone = _kernels.gate(g, None, keep=True)
-    lit = wide[1] * (found > 0)
-    # TF32 keeps ten bits of each operand
-    pairs = [
-        (found, wide[0] @ wide[2].mT + wide[3].unsqueeze(1), 1e-3),
-        (_kernels.staircase_product(x, weight, bias, seen, rectify=True), found.relu(), 0.0),
-        (gated, lit, 0.0),
-        (turned, lit.mT, 0.0),
-        (sums, lit.sum(1), 1e-6),
-        (alone, wide[1], 0.0),
-        (turned_alone, wide[1].mT, 0.0),
-        (sums_alone, wide[1].sum(1), 1e-6),
-        (_kernels.staircase_to_weight(turned, x, seen), (lit.mT @ wide[0]) * mask, 1e-3),
-    ]
-    for ours, expected, tolerance in pairs:
-        assert float((ours - expected).norm()) <= tolerance * float(expected.norm())
-    assert not (pairs[-1][0] * ~mask).any()
+@pytest.mark.parametrize(("runs", "rows", "features"), [(1, 1, 1), (3, 7, 33), (8, 256, 784), (2, 300, 1000)])
+def test_the_marginal_under_vmap_is_the_plain_one(runs: int, rows: int, features: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    logits = (4 * torch.randn(runs, rows, features, generator=generator)).to(CUDA)
+    x = torch.randint(2, (runs, rows, features), generator=generator).float().to(CUDA)
+    base = (3 * torch.randn(runs, features, generator=generator)).to(CUDA)
+    weights = torch.randn(runs, rows, generator=generator).to(CUDA)
+
+    def plain(phi: Tensor, state: Tensor, b: Tensor) -> Tensor:
+        at_one, at_zero = torch.nn.functional.logsigmoid(b), torch.nn.functional.logsigmoid(-b)
+        low = state * at_one + (1 - state) * at_zero
+        return BinaryNodes(phi).log_mixture(torch.stack((low, at_one + at_zero - low), -1)).sum(-1)
+
+    found, expected = [], []
+    for store, function, dtype in (
+        (found, _kernels.marginal_total, torch.float32),
+        (expected, plain, torch.float64),
+    ):
+        phi, b = (t.detach().clone().to(dtype).requires_grad_() for t in (logits, base))
+        value = torch.vmap(function)(phi, x.to(dtype), b)
+        (value * weights.to(dtype)).sum().backward()
+        store += [value.detach().double(), phi.grad.double(), b.grad.double()]
+    for ours, reference in zip(found, expected, strict=True):
+        assert float((ours - reference).norm() / reference.norm()) < 1e-5
+
+
+@pytest.mark.parametrize(("runs", "rows", "width"), [(1, 1, 1), (8, 256, 784), (3, 1000, 33)])
+def test_column_sums_of_a_stack(runs: int, rows: int, width: int) -> None:
+    values = torch.randn(runs, rows, width, device=CUDA)
+    torch.testing.assert_close(_kernels.column_sums(values), values.sum(1), rtol=1e-5, atol=1e-4)
+
+
+SHAPES = [(1, 1, 1), (2, 5, 33), (3, 64, 16), (8, 1024, 784), (2, 3, 2500)]
+
+
+def _prefixes(rows: int, width: int) -> tuple[Tensor, Tensor]:
+    seen = torch.randint(0, width + 1, (rows,), dtype=torch.int32, device=CUDA)
+    seen[-1] = width
+    return seen, (torch.arange(width, device=CUDA) < seen[:, None]).float()
+
+
+@pytest.mark.parametrize(("runs", "rows", "width"), SHAPES)
+def test_what_lies_beyond_is_zero_and_the_rest_untouched(runs: int, rows: int, width: int) -> None:
+    seen, mask = _prefixes(rows, width)
+    values = torch.randn(runs, rows, width, device=CUDA)
+    assert torch.equal(_kernels.zero_beyond(values.clone(), seen), values * mask)
+
+
+@pytest.mark.parametrize(("runs", "rows", "width"), SHAPES)
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_adam_passes_over_masked_weights(runs: int, rows: int, width: int, decoupled: bool) -> None:
+    seen, mask = _prefixes(rows, width)
+    start = [torch.randn(runs, rows, width, device=CUDA) * mask for _ in range(3)]
+    square = torch.rand(runs, rows, width, device=CUDA) * mask
+    results = []
+    for known in (None, seen):
+        p, g, m = (t.clone() for t in start)
+        v = square.clone()
+        rate, step = torch.tensor(1e-2, device=CUDA), torch.tensor(3.0, device=CUDA)
+        settings: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
+        _kernels.adam(p, g, (m, v), rate, step, decoupled=decoupled, seen=known, **settings)
+        results.append((p, m, v))
+    for plain, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-7)
+        assert not bool((ours * (1 - mask)).any())

@@ -1,13 +1,12 @@
 """The captured engine against the eager one, and interrupted runs, on a CUDA device."""
 
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-import xorflow as xf
+from tiny_runs import StopAt
 from xorflow.errors import TrainingError
 from xorflow.estimators import Loss, Marginal
 from xorflow.flows import LatentFlow
@@ -112,24 +111,12 @@ def test_a_capture_that_fails_leaves_the_plain_path(caplog: pytest.LogCaptureFix
     assert reason is None
 
 
-class _StopAfter:
-    def __init__(self, steps: int, stop: threading.Event) -> None:
-        self.steps, self.stop = steps, stop
-
-    def on_start(self, total_steps: int, progress: object) -> None: ...
-    def on_epoch(self, record: dict) -> None: ...
-    def on_step(self, step: int) -> None:
-        if step >= self.steps:
-            self.stop.set()
-
-
 @pytest.mark.parametrize("kind", ["average and clip", "marginal, depth 2", "running mean"])
 def test_an_interrupted_run_resumes_to_the_same_weights(kind: str, tmp_path: Path) -> None:
     options = Options().replace(**(SMALL | KINDS[kind]))
     train_run(options, tmp_path / "whole")
-    stop = threading.Event()
     with pytest.raises(Interrupted):
-        train_run(options, tmp_path / "parts", _StopAfter(9, stop), stop=stop)
+        train_run(options, tmp_path / "parts", StopAt((16,)))
     resume_run(tmp_path / "parts", {})
     whole, parts = (load_tensors(tmp_path / name, "weights") for name in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
@@ -146,46 +133,15 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_a_layer(tmp_path: Path
 
 
 def test_runs_at_once_are_the_runs_alone(tmp_path: Path) -> None:
-    """Those that are trained as one are, to rounding; those of a precision that is not stacked are, bit for bit."""
-    for precision, together in (("32-true", 3), ("bf16-mixed", 1)):
-        options = Options().replace(**(SMALL | {"precision": precision}))
-        folder = tmp_path / precision
-        jobs = [Job(options.replace(seed=seed), folder / f"together-{seed}") for seed in range(3)]
-        outcomes = run_jobs(jobs, 3)
-        assert [outcome.error for outcome in outcomes] == [None] * 3
-        assert [outcome.result["together"] for outcome in outcomes if outcome.result] == [together] * 3
-        for seed, outcome in enumerate(outcomes):
-            assert outcome.result is not None
-            alone = train_run(options.replace(seed=seed), folder / f"alone-{seed}")
-            assert outcome.result["test"]["nll"] == pytest.approx(alone["test"]["nll"], abs=0.05)
-            if together == 1:
-                pair = (load_tensors(folder / f"{name}-{seed}", "weights") for name in ("together", "alone"))
-                found, expected = pair
-                assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_different_runs_at_once_are_the_runs_alone(tmp_path: Path) -> None:
-    """Bit for bit, while others begin and end beside them: no two share memory, that of matrix products included."""
-    kinds = ({}, {"layers": 2, "order": "alternating"}, {"estimator": "reinmax"}, {"estimator": "rebar"})
-    options = [
-        Options().replace(**(SMALL | {"base": "fixed", "hidden": [width], "epochs": 4} | kind))
-        for kind in kinds
-        for width in (256, 512, 1024)
-    ]
-    jobs = [Job(chosen, tmp_path / f"together-{index}") for index, chosen in enumerate(options)]
-    drawn = []
-
-    def sample(job: Job) -> None:  # which times itself while others capture
-        generator = torch.Generator("cuda").manual_seed(0)  # the default one belongs to who captures
-        drawn.append(xf.load(job.out, device="cuda")().sample((64,), generator=generator))
-
-    outcomes = run_jobs(jobs, 4, finish=sample)
-    assert [outcome.error for outcome in outcomes] == [None] * len(jobs)
-    assert not any("not_captured" in (outcome.result or {}) for outcome in outcomes)
-    assert len(drawn) == len(jobs)
-    for index, chosen in enumerate(options):
-        train_run(chosen, tmp_path / f"alone-{index}")
+    """Bit for bit: each is a process of its own."""
+    options = Options().replace(**SMALL)
+    outcomes = run_jobs(
+        [Job(options.replace(seed=seed), tmp_path / f"at-once-{seed}") for seed in range(2)], 2
+    )
+    assert [outcome.error for outcome in outcomes] == [None] * 2
+    for seed in range(2):
+        train_run(options.replace(seed=seed), tmp_path / f"alone-{seed}")
         found, expected = (
-            load_tensors(tmp_path / f"{name}-{index}", "weights") for name in ("together", "alone")
+            load_tensors(tmp_path / f"{name}-{seed}", "weights") for name in ("at-once", "alone")
         )
-        assert all(torch.equal(found[name], expected[name]) for name in expected), chosen
+        assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -1,6 +1,5 @@
 """Every estimator in training: own parameters, checkpoints, several runs as one, and what is refused."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators import DoubleControl, Estimator, Loss, Rebar, Relax
 from xorflow.training import Options, Trainer, build_data, build_estimator, build_flow, train_run
 from xorflow.training.build import ESTIMATORS
-from xorflow.training.lockstep import train_together
 from xorflow.training.step import Step
 
 DRAWING = [
@@ -104,27 +102,6 @@ def test_own_parameters_are_in_a_checkpoint(bits: Path, tmp_path: Path, estimato
     again.restore()
     pairs = zip(run.estimator.parameters(), again.estimator.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
-
-
-def again(run: Trainer) -> Trainer:
-    """The same run from the same start, on the same data."""
-    return Trainer(copy.deepcopy(run.flow), copy.deepcopy(run.estimator), run.dataset, run.options)
-
-
-@pytest.mark.parametrize("estimator", DRAWING)
-def test_several_runs_make_their_steps_as_one(bits: Path, estimator: str) -> None:
-    """Two runs stacked are each alone, own parameters included (by plain steps: Adam's magnify rounding)."""
-    usual = {"layers": 2, "precision": "64-true", "epochs": 1, "lr": 0.1, "optimiser": "sgd", "validation": 0}
-    runs = trainers(bits, estimator, 2, **usual)
-    alone, together = runs, [again(run) for run in runs]
-    for run in alone:
-        run.train()
-    assert train_together(together) == [None, None]
-    for one, other in zip(alone, together, strict=True):
-        assert other.together == 2, other.apart
-        expected, found = one.step_module.state_dict(), other.step_module.state_dict()
-        for name, tensor in expected.items():
-            torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-11)
 
 
 class Aimless(Estimator):

@@ -16,7 +16,6 @@ import pytest
 from tiny_runs import DEEP, assert_same_run, read, rows_file, tiny_flow, tiny_options
 from xorflow.errors import CheckpointError, ConfigError, UserError
 from xorflow.training import Interrupted, Job, Options, Outcome, flow_to_spec, jobs, run_jobs, train_run
-from xorflow.training.processes import Child
 
 DIVERGES = {"optimiser": "sgd", "lr": 1e30}
 LONG = {"epochs": 60, "checkpoint_seconds": 0.0, **DEEP}
@@ -142,26 +141,6 @@ def test_told_to_stop_all_save_and_later_go_on(
     assert_same_run(tmp_path / "first", whole)
 
 
-def test_runs_that_are_threads_are_the_runs_alone(
-    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a CUDA device, but for the streams."""
-    loaded: list[Options] = []
-    build = jobs.build_data
-    monkeypatch.setattr(jobs, "build_data", lambda chosen: loaded.append(chosen) or build(chosen))
-    monkeypatch.setattr(jobs._Crew, "_in_processes", lambda crew, device: False)
-    deep = options.replace(tensorboard=True, **DEEP)
-    made = [Job(deep.replace(seed=seed), tmp_path / f"seed-{seed}") for seed in range(4)]
-    made.insert(2, Job(options.replace(**DIVERGES), tmp_path / "diverges"))
-    found = run_jobs(made, 5)
-    assert [outcome.error is None for outcome in found] == [True, True, False, True, True]
-    assert len(loaded) == 1  # the same data for all
-    for seed in range(4):
-        train_run(deep.replace(seed=seed), tmp_path / f"alone-{seed}")
-        assert_same_run(tmp_path / f"seed-{seed}", tmp_path / f"alone-{seed}")
-        assert list((tmp_path / f"seed-{seed}/tensorboard").iterdir())
-
-
 def test_a_fault_of_ours_in_one_run_is_told_in_one_line(
     options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +179,7 @@ def test_an_explicit_model_is_trained_too(options: Options, tmp_path: Path) -> N
     job = Job(options.replace(layers=None, start="random"), tmp_path / "run", model=model)
     line = jobs._job_to_bytes(job)
     assert line.count(b"\n") == 1
-    assert jobs.job_from_bytes(line) == job
+    assert jobs._job_from_bytes(line) == job
     assert run_jobs([job], 1)[0].error is None
     assert read(tmp_path / "run/config.json")["model"] == model
     other = flow_to_spec(tiny_flow(layers=2))
@@ -292,12 +271,12 @@ def test_a_folder_that_a_killed_process_had_only_made_is_taken_over(options: Opt
 # ---- processes, played by short scripts ----
 
 
-def played(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
+def played(script: str, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> jobs._Child:
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr("sys.executable", str(program))
-    return Child(b"{}\n", tmp_path / "run", 1)
+    return jobs._Child(Job(options, tmp_path / "run"), 1)
 
 
 @pytest.mark.parametrize(
@@ -311,16 +290,22 @@ def played(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chil
     ],
 )
 def test_how_a_process_ended_is_said(
-    script: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, words: str, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    child = played(script, options, tmp_path, monkeypatch)
+    child.wait()
     with pytest.raises(UserError) as error:
-        played(script, tmp_path, monkeypatch).wait(threading.Event())
+        child.result()
     assert str(error.value) == words
 
 
-def test_a_process_is_let_go_by_closing_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = threading.Event()
-    stop.set()
-    with pytest.raises(Interrupted):
-        played("cat > /dev/null; exit 130", tmp_path, monkeypatch).wait(stop)
-    played("cat > /dev/null", tmp_path, monkeypatch).wait(stop)  # it was finished anyway
+def test_a_process_is_let_go_by_closing_its_standard_input(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = played("cat > /dev/null; exit 130", options, tmp_path, monkeypatch)
+    time.sleep(0.2)
+    assert not child.ended
+    child.stop()
+    child.wait()
+    with pytest.raises(UserError, match="told to stop"):
+        child.result()

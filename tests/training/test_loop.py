@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,3 +161,19 @@ def test_training_leaves_the_global_generator_alone(tmp_path: Path) -> None:
     train_run(tiny_options(rows_file(tmp_path / "rows.npy"), layers=2), tmp_path / "run")
     load(tmp_path / "run")
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_the_order_of_the_next_epoch_is_ready_before_it_begins() -> None:
+    asked: list[int] = []
+    ends: list[tuple[int, list[int]]] = []
+    run = trainer(tiny_flow(), tiny_dataset())
+    order = run.row_order
+    run.row_order = lambda epoch: asked.append(epoch) or order(epoch)  # pyright: ignore[reportAttributeAccessIssue]
+
+    class Record(StopAt):
+        def on_epoch(self, record: dict[str, Any]) -> None:
+            ends.append((record["epoch"], list(asked)))
+
+    run.observer = Record(())
+    run.train()
+    assert ends == [(1, [0, 1]), (2, [0, 1, 2]), (3, [0, 1, 2])]

@@ -106,11 +106,6 @@ def test_what_is_no_start() -> None:
         Options().replace(start="zero")
 
 
-def test_runs_that_start_from_runs_of_their_own_are_alike() -> None:
-    a, b = (Options().replace(start=f"./runs/seed{seed}", seed=seed) for seed in (0, 1))
-    assert a.alike() == b.alike() != Options().alike()
-
-
 # ---- layers that keep their weights ----
 
 

@@ -88,7 +88,7 @@ def command() -> Callable[..., None]:
             "jobs",
             int,
             typer.Option(
-                help="How many runs at once: threads on CUDA, processes elsewhere.",
+                help="How many runs at once, each a process.",
                 rich_help_panel="Several runs",
             ),
             1,

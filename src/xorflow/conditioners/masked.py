@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -86,12 +85,10 @@ class _MaskedProduct(Function):
         weight: Tensor,
         bias: Tensor,
         mask: Tensor,  # noqa: ARG004
-        seen: Tensor | None,
+        seen: Tensor | None,  # noqa: ARG004
         bands: tuple[Band, ...] | None,
         rectify: bool,
     ) -> Tensor:
-        if _skips(seen, x):
-            return _kernels.staircase_product(x, weight, bias, seen, rectify)
         out = _product(x, weight, bias, bands)
         return out.relu_() if rectify else out
 
@@ -105,19 +102,16 @@ class _MaskedProduct(Function):
     def backward(ctx, *gradients: Tensor):
         x, weight, mask, seen, out = ctx.saved_tensors
         g = gradients[0].contiguous()  # a broadcast gradient would keep every product from the fast routines
-        if _skips(seen, g) and not torch.is_grad_enabled():
-            found = _stacked_gradients(g, out, x, weight, seen, ctx.needs_input_grad)
-        else:
-            g = g if out is None else torch.ops.aten.threshold_backward(g, out, 0)
-            found = _gradients(g, x, weight, mask, seen, ctx.bands, ctx.needs_input_grad)
-        return *found, None, None, None, None
+        g = g if out is None else torch.ops.aten.threshold_backward(g, out, 0)
+        return *_gradients(g, x, weight, mask, seen, ctx.bands, ctx.needs_input_grad), None, None, None, None
 
     @staticmethod
     def vmap(info, in_dims, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, seen, bands, rectify):  # pyright: ignore[reportIncompatibleMethodOverride]
         if any(dim is not None for dim in in_dims[3:5]):
-            raise NotImplementedError("runs that are trained together have the same masks")
-        runs = info.batch_size
-        stacked = [_first(t, dim, runs) for t, dim in zip((x, weight, bias), in_dims, strict=False)]
+            raise NotImplementedError("under vmap a masked layer has one mask for all weights")
+        stacked = [
+            _first(t, dim, info.batch_size) for t, dim in zip((x, weight, bias), in_dims, strict=False)
+        ]
         return _MaskedProduct.apply(*stacked, mask, seen, bands, rectify), 0
 
 
@@ -162,26 +156,9 @@ def _gradients(
     return g_x, g_weight, g_bias
 
 
-def _stacked_gradients(
-    g: Tensor, out: Tensor | None, x: Tensor, weight: Tensor, seen: Tensor, needed: Sequence[bool]
-) -> _Gradients:
-    gated, turned, sums = _kernels.gate(g, out, needed[0])
-    return (
-        gated @ weight if needed[0] else None,
-        _kernels.staircase_to_weight(turned, x, seen) if needed[1] else None,
-        sums if needed[2] else None,
-    )
-
-
 def _first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     """The tensor with the dimension that vmap hides in front; one that has none is the same for all."""
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-
-
-def _skips(seen: Tensor | None, x: Tensor) -> TypeGuard[Tensor]:
-    """Whether the products of several runs leave out what is masked: on CUDA, where rounding to TF32 is allowed."""
-    rounds = torch.get_float32_matmul_precision() != "highest"
-    return seen is not None and x.dim() == 3 and x.dtype == torch.float32 and rounds and _kernels.usable(x)
 
 
 def _fast(g: Tensor) -> bool:

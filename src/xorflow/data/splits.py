@@ -91,8 +91,6 @@ class Split:
                 f"noise must be float32 or float64 of shape {shape}, "
                 f"got {tuple(noise.shape)} of {noise.dtype}"
             )
-        if _kernels.usable(noise) and noise.dtype == torch.float32:
-            return Batch(_kernels.binarise_rows(self.values, indices, noise), context)
         rows = self.values.index_select(0, indices)
         return Batch((noise * 255 < rows).to(torch.uint8), context)
 

@@ -43,10 +43,6 @@ class Estimator(nn.Module, ABC):
     trains_mixtures: ClassVar[bool] = False
     """Whether a `Mixture`, which has a likelihood but no one pass from data to base, may stand in for a flow."""
 
-    one_path: ClassVar[bool] = False
-    """Whether a weight enters the loss only where it is differentiated (never detached): it may then change as soon as its
-    gradient is there, while the backward pass goes on. A class says it for itself, not for those made from it."""
-
     looks_at_grey: bool = False
     """Whether it takes the chances with which data were drawn (`grey_loss`), and not the draw alone."""
 

@@ -55,7 +55,6 @@ class Marginal(Estimator):
     """
 
     trains_mixtures: ClassVar[bool] = True
-    one_path: ClassVar[bool] = True
 
     def __init__(self, samples: int = 4, in_turn: bool = False, grey: bool = False) -> None:
         super().__init__()

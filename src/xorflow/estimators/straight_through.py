@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -42,8 +42,6 @@ class StraightThrough(Estimator):
     >>> loss = StraightThrough()(flow, torch.tensor([[0, 1, 1, 0]]))
     >>> loss.surrogate.backward()
     """
-
-    one_path: ClassVar[bool] = True
 
     def __init__(self, entropy: float = 0.0, anneal: float = 1.0, earlier: float = 1.0) -> None:
         super().__init__()

@@ -36,10 +36,9 @@ from xorflow.experiments.files import (
 from xorflow.experiments.rows import VARIANTS, Reference, Variant
 from xorflow.experiments.scores import draw_samples, reference, score
 from xorflow.training import Interrupted, Job, JobObserver, Options, Outcome, build_data, open_run, run_jobs
-from xorflow.training.devices import out_of_memory_as_error, own_stream, resolve_device
+from xorflow.training.devices import out_of_memory_as_error, resolve_device
 from xorflow.training.folder import read_config_file
 from xorflow.training.options import HARMLESS, OF_DATA, options_of_config
-from xorflow.training.products import full_products
 
 _NEARLY_ALL = 0.9
 """A best epoch before this part of training shortens the final run to it, where no schedule depends on the length."""
@@ -303,7 +302,7 @@ class Reproduction:
         name, request = self._names[job.out], self._request
         curves = read_curves(job.out, job.options.epochs)
         began = time.monotonic()
-        with own_stream(self._device), out_of_memory_as_error("use --jobs 1"):
+        with out_of_memory_as_error("use --jobs 1"):
             found = self._evaluated(name, job)
         result = read_trained(job.out, _part(name))
         content = {
@@ -339,17 +338,16 @@ class Reproduction:
         dataset = self._dataset(job.options)
         split = dataset.parts[part]
         self._pause()
-        with full_products():
-            figures = self._request.experiment.score(
-                name.row,
-                opened.flow,
-                split,
-                known,
-                self._evaluation(name),
-                phase=name.phase,
-                train=dataset.train,
-                pause=self._pause,
-            )
+        figures = self._request.experiment.score(
+            name.row,
+            opened.flow,
+            split,
+            known,
+            self._evaluation(name),
+            phase=name.phase,
+            train=dataset.train,
+            pause=self._pause,
+        )
         draw = {"part": part, "draw": dataset.describe()["sha256"][part]}
         samples = None
         if name.phase == "final":

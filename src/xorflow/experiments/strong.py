@@ -26,7 +26,6 @@ from xorflow.experiments.scores import SAMPLES, draw_samples
 from xorflow.flows import Flow, LatentFlow, Mixture
 from xorflow.training import Options, mixture_of, open_run, report
 from xorflow.training.devices import resolve_device
-from xorflow.training.products import full_products
 from xorflow.training.recipes import NONE as NO_RECIPE
 from xorflow.training.recipes import RECIPES
 from xorflow.training.storage import read_json
@@ -355,9 +354,8 @@ def _mixed(row: MixedRow, folders: Sequence[Path], budget: Budget, device: str) 
     dataset = runs[0].data().to(model.device)
     assert dataset.test is not None
     began = time.monotonic()
-    with full_products():
-        known = report(model, dataset, 1, ("test",), runs[0].options.precision)["test"]
-        figures = strong_figures(model, dataset.test, known, budget, train=dataset.train)
+    known = report(model, dataset, 1, ("test",), runs[0].options.precision)["test"]
+    figures = strong_figures(model, dataset.test, known, budget, train=dataset.train)
     results = [read_trained(folder, "test") for folder in folders]
     return {
         "version": RESULT_VERSION,

@@ -19,7 +19,7 @@ from xorflow.experiments.study_oracles import Oracle, find_oracle
 from xorflow.experiments.study_statistics import CHANCE, Stream, figures, groups_of, rounded
 from xorflow.flows import LatentFlow
 from xorflow.training.build import build_estimator
-from xorflow.training.products import full_products, quick_products
+from xorflow.training.products import quick_products
 
 _CONTROL_RATE = 0.01
 """The learning rate of an estimator's own parameters at first; it falls to zero, so that they settle."""
@@ -178,19 +178,18 @@ class Bench:
         """
         estimator = build_estimator(text)
         estimator.check(self.flow)
-        with full_products():
-            warmed = self._warm_up(estimator, f"warm-up {text}")
-            rows, stream = self._rows(estimator, text, self.effort.draws)
-            for number, draws in enumerate(_MORE_DRAWS, 1):
-                if not any(map(_is_suspect, rows)):
-                    break
-                before = {(row["part"], row["layer"]): row for row in rows}
-                name = f"{text} again" + (f" {number}" if number > 1 else "")
-                rows, stream = self._rows(estimator, name, draws * self.effort.draws)
-                for row in rows:
-                    last = before[row["part"], row["layer"]]
-                    found = {key: last[key] for key in ("bias", "bias_stderr", "bias_noise", "draws")}
-                    row["earlier"] = [*last.get("earlier", ()), found]
+        warmed = self._warm_up(estimator, f"warm-up {text}")
+        rows, stream = self._rows(estimator, text, self.effort.draws)
+        for number, draws in enumerate(_MORE_DRAWS, 1):
+            if not any(map(_is_suspect, rows)):
+                break
+            before = {(row["part"], row["layer"]): row for row in rows}
+            name = f"{text} again" + (f" {number}" if number > 1 else "")
+            rows, stream = self._rows(estimator, name, draws * self.effort.draws)
+            for row in rows:
+                last = before[row["part"], row["layer"]]
+                found = {key: last[key] for key in ("bias", "bias_stderr", "bias_noise", "draws")}
+                row["earlier"] = [*last.get("earlier", ()), found]
         shared = {"batch": len(self._batch[0]), "warm_up": warmed, **self.cost(text)}
         return {"rows": [row | shared for row in rows], "variance_by_feature": self._map(stream)}
 

@@ -161,9 +161,8 @@ class TrainingComparison:
         found = {key: test.get(key) for key in ("nll", "stderr", "kind", "samples", "elbo_nll")}
         found |= {"greedy_nll": test["greedy_nll"], "greedy_stderr": test["greedy_stderr"]}
         found |= {"layers": test["layers"]}
-        found |= {
-            key: result[key] for key in ("seconds", "epochs", "steps", "parameters", "seed", "together")
-        }
+        found |= {key: result[key] for key in ("seconds", "epochs", "steps", "parameters", "seed")}
+        found |= {"together": 1}
         self._write(depth, text, found)
 
     def _write(self, depth: int, text: str, found: dict[str, Any]) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from xorflow._capture import capturing
 from xorflow.training.devices import stream_of_thread
-from xorflow.training.engine import Feed, StepNumber, Work, average_weight, undone
-from xorflow.training.optimiser import FusedAdam
+from xorflow.training.engine import Feed, Machinery, StepNumber, average_weight, undone
 from xorflow.training.step import learning_rate
 
 _WARM_UP_STEPS = 3
@@ -35,7 +34,7 @@ class CapturedEngine:
         step: the number of the first one.
     """
 
-    def __init__(self, work: Work, step: int) -> None:
+    def __init__(self, work: Machinery, step: int) -> None:
         self._work = work
         device, options, total = work.device, work.options, work.total_steps
         steps = range(total + _STEPS_A_LAUNCH)
@@ -45,7 +44,7 @@ class CapturedEngine:
         ]
         table = torch.tensor(schedule, dtype=torch.float32, device=device)
         self._schedule = table.unsqueeze(-1).repeat(1, 1, _ALIGNED)  # (2, steps, 4)
-        self._order = torch.zeros(work.order_shape, dtype=torch.int64, device=device)
+        self._order = torch.zeros(len(work.train), dtype=torch.int64, device=device)
         self._ahead = torch.arange(_STEPS_A_LAUNCH, device=device)
         self._places = torch.arange(_STEPS_A_LAUNCH * work.batch_size, device=device)
         # the number of the step, and the place of its first row in the order
@@ -86,7 +85,7 @@ class CapturedEngine:
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
         work = self._work
         start = self._counters.clone()
-        with undone(work), _rates_kept(work.optimiser), self._hastened():
+        with undone(work), _rates_kept(work.optimiser):
             current = torch.cuda.current_stream(work.device)
             aside = self._branch  # single steps, which these are, do not use it themselves
             aside.wait_stream(current)
@@ -99,20 +98,9 @@ class CapturedEngine:
         self._counters.copy_(start)
         return graphs
 
-    def _hastened(self) -> AbstractContextManager[None]:
-        """Weights that change while the backward pass goes on, where nothing else looks at them in between."""
-        work, options = self._work, self._work.options
-        # said of a class itself: one that is made from it may do something else
-        one_path = vars(type(work.estimator)).get("one_path", False)
-        as_they_come = one_path and not options.clip and options.accumulate == 1
-        if as_they_come and isinstance(work.optimiser, FusedAdam):
-            return work.optimiser.beside_backward(self._branch)
-        return nullcontext()
-
     def _record(self, steps: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        for generator in self._work.generators:
-            graph.register_generator_state(generator)
+        graph.register_generator_state(self._work.generator)
         # A stream of this thread. PyTorch's own for captures is one for all, and with it the workspace of the products in all
         # backward passes, which one thread makes: graphs of several runs would write to it at once, and the first one to be
         # destroyed takes it away from the others (pytorch/pytorch#193402).
@@ -125,7 +113,7 @@ class CapturedEngine:
     # ---- what happens at each step ----
 
     def begin_epoch(self, order: Tensor, batch: int) -> None:
-        """Take the order of rows, (N,) or (K, N), of a new epoch, to be entered at its `batch`-th batch."""
+        """Take the order of rows, (N,), of a new epoch, to be entered at its `batch`-th batch."""
         self._order.copy_(order, non_blocking=True)
         self._counters[1].fill_(batch * self._work.batch_size)
 

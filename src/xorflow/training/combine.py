@@ -20,7 +20,6 @@ from xorflow.training.folder import (
     write_config,
 )
 from xorflow.training.options import OF_DATA, Options
-from xorflow.training.products import full_products
 from xorflow.training.results import report
 from xorflow.training.run import Run, open_run
 from xorflow.training.step import Trainable
@@ -79,8 +78,7 @@ def combine_runs(
     model = _combined([run.flow for run in runs], how)
     prepare_folder(out, resumes=False)  # before the evaluation, which takes long
     options, dataset = runs[0].options, runs[0].data().to(resolve_device(device))
-    with full_products():
-        parts = report(model, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
+    parts = report(model, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
     result = {
         **parts,
         "how": how,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 
@@ -64,9 +64,6 @@ def default_generator(device: torch.device) -> torch.Generator:
     )
 
 
-MOST_THREADS = 16
-"""With streams of their own, at the same time: each takes two of PyTorch's 32."""
-
 _OF_THREAD = threading.local()
 
 
@@ -80,8 +77,3 @@ def stream_of_thread(device: torch.device, purpose: str) -> torch.cuda.Stream:
     if (device, purpose) not in kept:
         kept[device, purpose] = torch.cuda.Stream(device)
     return kept[device, purpose]
-
-
-def own_stream(device: torch.device) -> AbstractContextManager[object]:
-    """Work on this thread's own stream, on a CUDA device: other runs may be training beside it, as threads."""
-    return torch.cuda.stream(stream_of_thread(device, "main")) if device.type == "cuda" else nullcontext()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -40,42 +40,6 @@ class StepNumber:
     ahead: int
 
 
-class Work(Protocol):
-    """What an engine drives: the machinery of one run, or of several at once (`Ensemble`)."""
-
-    optimiser: torch.optim.Optimizer
-    options: Options
-    train: Split
-    batch_size: int
-    total_steps: int
-    average: dict[str, Tensor] | None
-
-    @property
-    def flow(self) -> LatentFlow: ...
-    @property
-    def estimator(self) -> Estimator: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def generators(self) -> Sequence[torch.Generator]: ...
-    @property
-    def order_shape(self) -> tuple[int, ...]:
-        """(N,), or (K, N) for several runs."""
-        ...
-
-    def prepare(self, rows: Tensor, step: StepNumber) -> Feed:
-        """The rows (B,), or (K, B), and fresh noise."""
-        ...
-
-    def run(self, feed: Feed, average_weight: float | Tensor) -> None:
-        """One optimiser step, without a decision by the host: the same for all engines."""
-        ...
-
-    def mutable_tensors(self) -> list[Tensor]:
-        """Every tensor that a step changes in place."""
-        ...
-
-
 @dataclass
 class Machinery:
     """The parts that a step works on; everything that a step changes is in here, and is changed in place."""
@@ -108,14 +72,6 @@ class Machinery:
     @property
     def device(self) -> torch.device:
         return self.bound_sum.device
-
-    @property
-    def generators(self) -> Sequence[torch.Generator]:
-        return (self.generator,)
-
-    @property
-    def order_shape(self) -> tuple[int, ...]:
-        return (len(self.train),)
 
     def prepare(self, rows: Tensor, step: StepNumber) -> Feed:
         if draws_rows_at_once(self):
@@ -179,14 +135,14 @@ def parts_of(feed: Feed, count: int) -> Iterator[tuple[Feed, float]]:
         yield Feed(feed.x[rows_of_part], context, draws, chances), len(part) / rows
 
 
-def draws_rows_at_once(work: Work) -> bool:
+def draws_rows_at_once(work: Machinery) -> bool:
     """Whether one launch gathers, binarises and encodes a batch: grey images on CUDA, and float32 networks."""
     binary = work.flow.states.binary and work.flow.dtype == torch.float32
     return work.train.stochastic and binary and _kernels.usable(work.train.values)
 
 
 def draw_rows(train: Split, rows: Tensor, seeds: Tensor, step: StepNumber) -> tuple[Tensor, Tensor | None]:
-    """The encoded rows of all runs, and their context."""
+    """The encoded rows, and their context."""
     x = _kernels.draw_rows(train.values, rows, seeds, step.counter, step.ahead)
     return x, None if train.context is None else train.context.index_select(0, rows)
 
@@ -196,7 +152,7 @@ def has_dropout(module: nn.Module) -> bool:
     return any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules())
 
 
-def products_are_quick(work: Work) -> bool:
+def products_are_quick(work: Machinery) -> bool:
     """Whether a run's float32 products may round their operands."""
     return work.device.type == "cuda" and work.options.precision in ("auto", "tf32")
 
@@ -221,9 +177,9 @@ def average_weight(options: Options, step: int) -> float:
     return max(1 - options.average, 1 / (step + 2))
 
 
-def _drawn_from(work: Work) -> list[torch.Generator]:
+def _drawn_from(work: Machinery) -> list[torch.Generator]:
     """All generators that a step draws from."""
-    return [*work.generators, *([default_generator(work.device)] if has_dropout(work.flow) else ())]
+    return [work.generator, *([default_generator(work.device)] if has_dropout(work.flow) else ())]
 
 
 def _out_of_capture(generator: torch.Generator) -> None:
@@ -234,7 +190,7 @@ def _out_of_capture(generator: torch.Generator) -> None:
 
 
 @contextmanager
-def undone(work: Work) -> Iterator[None]:
+def undone(work: Machinery) -> Iterator[None]:
     """Whatever steps happen inside leave no trace: tensors are restored in place, and the generators too."""
     generators = _drawn_from(work)
     noise = [generator.get_state() for generator in generators]
@@ -256,13 +212,13 @@ def undone(work: Work) -> Iterator[None]:
 class EagerEngine:
     """The plain path, on any device: the reference for the captured one."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Machinery) -> None:
         self._work = work
         self._order = torch.empty(0)
         self._start = torch.zeros(1, dtype=torch.int64, device=work.device)
 
     def begin_epoch(self, order: Tensor, batch: int) -> None:
-        """Take the order of rows, (N,) or (K, N), of a new epoch, to be entered at its `batch`-th batch."""
+        """Take the order of rows, (N,), of a new epoch, to be entered at its `batch`-th batch."""
         del batch
         self._order = order.to(self._work.device)
 
@@ -277,7 +233,7 @@ class EagerEngine:
             else:
                 group["lr"] = rate
         first = batch * work.batch_size
-        rows = self._order[..., first : first + work.batch_size]
+        rows = self._order[first : first + work.batch_size]
         work.run(work.prepare(rows, StepNumber(self._start, step)), average_weight(work.options, step))
         return 1
 
@@ -289,7 +245,7 @@ class Engine(Protocol):
     def advance(self, batch: int, step: int, most: int) -> int: ...
 
 
-def choose_engine(work: Work, step: int) -> tuple[Engine, str | None]:
+def choose_engine(work: Machinery, step: int) -> tuple[Engine, str | None]:
     """The captured engine where that is possible; otherwise the eager one, and why."""
     if work.device.type != "cuda":
         return EagerEngine(work), None
@@ -307,9 +263,7 @@ def choose_engine(work: Work, step: int) -> tuple[Engine, str | None]:
     except (
         RuntimeError
     ) as error:  # whatever is wrong with the step itself is found again, and said, by the plain path
-        torch.cuda.current_stream(
-            work.device
-        ).synchronize()  # not the device: another thread may be capturing
+        torch.cuda.current_stream(work.device).synchronize()
         for generator in _drawn_from(work):
             _out_of_capture(generator)
         said = str(error.__context__ or error).strip().splitlines()[0]

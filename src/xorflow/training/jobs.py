@@ -1,53 +1,32 @@
 """Several runs at once: results are files, what is finished is kept, and one run's failure harms no other.
 
-On the CPU each run is a process with its share of the cores. On a CUDA device, runs that differ in their seed alone are trained
-as one, with stacked weights (`Ensemble`): a run then equals the run alone to rounding, and its `result.json` says how many were
-`together`. The others are threads of one process, each with a stream of its own, so that their captured steps share the device,
-which processes would only take turns on.
+One at a time, runs are made in this process; several at a time, each is a process of its own with its share of the cores.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError, UserError
 from xorflow.training.build import build_data
-from xorflow.training.checkpoint import saved_step
-from xorflow.training.devices import (
-    MOST_THREADS,
-    out_of_memory_as_error,
-    own_stream,
-    resolve_device,
-    stream_of_thread,
-)
-from xorflow.training.ensemble import PRECISIONS, Apart
 from xorflow.training.folder import read_config_file, read_result, require_free
-from xorflow.training.lockstep import train_together
-from xorflow.training.loop import Interrupted, Trainer
+from xorflow.training.loop import Interrupted
 from xorflow.training.options import HARMLESS, OF_DATA, Options, from_json, options_of_config
-from xorflow.training.processes import Child
-from xorflow.training.run import (
-    begin_run,
-    check_run,
-    complete_run,
-    finish_run,
-    remedy_for,
-    reopen_run,
-    resume_run,
-    train_run,
-)
+from xorflow.training.run import check_run, resume_run, train_run
 from xorflow.training.storage import TEMPORARY
 
 
@@ -105,75 +84,36 @@ def run_jobs(
     Raises:
         ConfigError: before any job begins, if one of them cannot be made, or would not continue what its folder holds.
         Interrupted: after Ctrl-C or SIGTERM, once all runs under way have saved.
-        KeyboardInterrupt: after a second Ctrl-C, at once.
+        KeyboardInterrupt: after another Ctrl-C while processes save, at once.
     """
     if workers < 1:
         raise ConfigError(f"--jobs is at least 1; got {workers}")
-    crew = _Crew(jobs, workers, observer, finish)
-    crew.check()
-    pool = ThreadPoolExecutor(crew.threads())
-    try:
-        with _sigterm_as_ctrl_c():
-            futures = [pool.submit(crew.run, group) for group in crew.groups()]
-            _wait_for(futures)
-            outcomes = {outcome.job.out: outcome for future in futures for outcome in future.result()}
-            return [outcomes[job.out] for job in jobs]
-    except BaseException as error:
-        crew.stop.set()
-        with crew.abandoned_on_ctrl_c():
-            if observer is not None:
-                observer.on_stop()
-            pool.shutdown(cancel_futures=True)
-        if isinstance(error, KeyboardInterrupt):
-            raise Interrupted from None
-        raise
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    pool = _Pool(jobs, observer, finish)
+    pool.check()
+    with _sigterm_as_ctrl_c():
+        if min(workers, len(jobs)) > 1:
+            pool.run_in_processes(min(workers, len(jobs)))
+        else:
+            pool.run_here()
+    return [pool.outcomes[job.out] for job in jobs]
 
 
-_LONGEST_WAIT = 0.5
-"""Seconds without a look around: a signal that the system hands to another thread ends no wait of this one."""
-
-
-def _wait_for(futures: Sequence[Future[Any]]) -> None:
-    """Until all are done, or one has failed."""
-    while True:
-        done, left = wait(futures, timeout=_LONGEST_WAIT, return_when=FIRST_EXCEPTION)
-        if not left or any(future.exception() is not None for future in done):
-            return
-
-
-def make_run(
-    job: Job, *, dataset: Dataset | None = None, stop: threading.Event | None = None
-) -> dict[str, Any]:
+def make_run(job: Job, *, dataset: Dataset | None = None) -> dict[str, Any]:
     """Begin a job's run, or go on with the one in its folder; `dataset` is the data of its options, if loaded."""
     if _is_begun(job):
-        return resume_run(job.out, job.options.to_json(), stop=stop)
-    return train_run(job.options, job.out, model=job.model, dataset=dataset, stop=stop)
+        return resume_run(job.out, job.options.to_json())
+    return train_run(job.options, job.out, model=job.model, dataset=dataset)
 
 
-class _Crew:
+class _Pool:
     def __init__(
-        self,
-        jobs: Sequence[Job],
-        workers: int,
-        observer: JobObserver | None,
-        finish: Callable[[Job], object] | None,
+        self, jobs: Sequence[Job], observer: JobObserver | None, finish: Callable[[Job], object] | None
     ) -> None:
-        self.stop = threading.Event()
-        self.workers = max(1, min(workers, len(jobs)))
+        self.outcomes: dict[Path, Outcome] = {}
         self._jobs = jobs
         self._observer = observer
         self._finish = finish
-        self._done = 0
-        self._telling = threading.Lock()
-        self._finishing = threading.Lock()
-        self._loading = threading.Lock()
-        self._queue, self._places = threading.Lock(), threading.Semaphore(self.workers)
-        self._datasets: dict[tuple[Any, ...], Dataset] = {}
-        self._children: set[Child] = set()
-
-    # ---- before the first run ----
+        self._loaded: tuple[tuple[Any, ...], Dataset] | None = None  # what names the data, and the data
 
     def check(self) -> None:
         """Find every problem that can be found before any run begins."""
@@ -188,184 +128,180 @@ class _Crew:
                 kind = (job.options.replace(seed=0), id(job.model))
                 if not _is_begun(job) and kind not in seen:
                     seen.add(kind)
-                    device = resolve_device(job.options.device)
-                    check_run(job.options, self._dataset(job.options, torch.device("cpu")), model=job.model)
-                    if self._in_processes(device):
-                        self._datasets.clear()  # each process loads its own
+                    check_run(job.options, self._dataset(job.options), model=job.model)
             except UserError as error:
                 problems.setdefault(f"run {job.name!r}" if job.name else "", str(error))
         if problems:
             raise ConfigError(first_problem(problems))
 
-    def groups(self) -> list[list[Job]]:
-        """The jobs in the order in which they begin; those that can be trained as one, at most `workers`, are one group."""
-        found: list[list[Job]] = []
-        open_groups: dict[object, list[Job]] = {}
-        for job in self._jobs:
-            kind = self._kind(job)
-            group = open_groups.get(kind)
-            if kind is None or group is None or len(group) == self.workers:
-                group = []
-                found.append(group)
-                open_groups[kind] = group
-            group.append(job)
-        return found
-
-    def threads(self) -> int:
-        """How many groups at once; what waits in a process of its own needs no stream."""
-        streams = any(resolve_device(job.options.device).type == "cuda" for job in self._jobs)
-        return min(self.workers, MOST_THREADS) if streams else self.workers
-
-    def _kind(self, job: Job) -> object:
-        """What runs must have in common to be trained as one; None for a run that is not."""
-        if self.workers == 1 or not _can_stack(job.options) or (job.out / "result.json").exists():
-            return None
+    def run_here(self) -> None:
+        """One run after the other."""
         try:
-            step = saved_step(job.out)
-        except UserError:  # a damaged checkpoint, which is that run's own affair
-            return None
-        return job.options.alike(), json.dumps(job.model, sort_keys=True), step
+            for job in self._jobs:
+                dataset = None if _is_begun(job) else self._dataset(job.options)
+                self._settle(job, lambda job=job, dataset=dataset: make_run(job, dataset=dataset))
+        except (Interrupted, KeyboardInterrupt) as stop:
+            self._tell_stop()
+            raise Interrupted from stop
 
-    # ---- runs ----
-
-    def run(self, group: Sequence[Job]) -> list[Outcome]:
-        with self._queue:  # one at a time takes places: two groups with some each would wait for ever
-            for _ in group:
-                self._places.acquire()
+    def run_in_processes(self, workers: int) -> None:
+        """At most so many runs at a time."""
+        self._loaded = None  # each process loads its own
+        threads = max(1, (os.cpu_count() or 1) // workers)
+        waiting = list(reversed(self._jobs))
+        children: dict[Path, _Child] = {}
         try:
-            return self._together(group) if len(group) > 1 else [self._outcome(group[0], self._result)]
-        finally:
-            self._places.release(len(group))
+            while waiting or children:
+                while waiting and len(children) < workers:
+                    job = waiting.pop()
+                    children[job.out] = _Child(job, threads)
+                done = [child for child in children.values() if child.ended]
+                for child in done:
+                    del children[child.job.out]
+                    self._settle(child.job, child.result)
+                if not done:
+                    time.sleep(_POLL_SECONDS)
+        except BaseException as error:
+            self._stop(children.values())
+            if isinstance(error, KeyboardInterrupt):
+                raise Interrupted from None
+            raise
 
-    def _outcome(self, job: Job, make: Callable[[Job], dict[str, Any]]) -> Outcome:
+    def _stop(self, children: Iterable[_Child]) -> None:
+        """Let the runs under way save; Ctrl-C meanwhile kills them, and what they saved before is kept."""
         try:
-            outcome = Outcome(job, make(job), None)
+            for child in children:
+                child.stop()
+            self._tell_stop()
+            for child in children:
+                child.wait()
+        except KeyboardInterrupt:
+            for child in children:
+                child.kill()
+            raise
+
+    def _settle(self, job: Job, result: Callable[[], dict[str, Any]]) -> None:
+        """Write down what became of a job."""
+        try:
+            outcome = Outcome(job, result(), None)
             if self._finish is not None:
-                with self._finishing:
-                    self._finish(job)
+                self._finish(job)
         except Interrupted:
-            return Outcome(job, None, "interrupted")
+            raise
         except UserError as error:
             outcome = Outcome(job, None, _in_one_line(str(error)))
         except Exception as error:  # a bug in one run must not take the others with it
             outcome = Outcome(job, None, _in_one_line(f"{type(error).__name__}: {error}"))
-        with self._telling:
-            self._done += 1
-            if self._observer is not None:
-                self._observer.on_outcome(outcome, self._done, len(self._jobs))
-        return outcome
+        self.outcomes[job.out] = outcome
+        if self._observer is not None:
+            self._observer.on_outcome(outcome, len(self.outcomes), len(self._jobs))
 
-    def _result(self, job: Job) -> dict[str, Any]:
-        if self.stop.is_set():
-            raise Interrupted
-        device = resolve_device(job.options.device)
-        finished = (job.out / "result.json").exists()
-        in_process = self._in_processes(device) and not finished
-        return self._in_process(job) if in_process else self._in_thread(job, device)
+    def _tell_stop(self) -> None:
+        if self._observer is not None:
+            self._observer.on_stop()
 
-    def _in_processes(self, device: torch.device) -> bool:
-        return self.workers > 1 and device.type != "cuda"
-
-    def _together(self, group: Sequence[Job]) -> list[Outcome]:
-        """Train a group as one, or, where that turns out to be impossible, its runs side by side."""
-        device = resolve_device(group[0].options.device)
-        trainers: dict[Path, Trainer] = {}
-        ends: dict[Path, Exception | None] = {}
-        finish = finish_run
-        with own_stream(device):
-            for job in group:
-                try:
-                    trainers[job.out] = self._trainer(job, device)
-                except Exception as error:
-                    ends[job.out] = error
-            try:
-                with out_of_memory_as_error(f"{remedy_for(group[0].options)}, or --jobs"):
-                    ends |= zip(trainers, train_together(list(trainers.values())), strict=True)
-            except Apart as reason:
-                finish = complete_run
-                for trainer in trainers.values():
-                    trainer.apart = str(reason)
-            except Exception as error:
-                ends |= dict.fromkeys(trainers, error)
-
-        def result(job: Job) -> dict[str, Any]:
-            error = ends.get(job.out)
-            if error is not None:
-                raise error
-            return finish(trainers[job.out])
-
-        if finish is complete_run:
-            return self._side_by_side(group, result, device)
-        with own_stream(
-            device
-        ):  # short pieces of work, which threads would only get in each other's way with
-            return [self._outcome(job, result) for job in group]
-
-    def _side_by_side(
-        self, group: Sequence[Job], make: Callable[[Job], dict[str, Any]], device: torch.device
-    ) -> list[Outcome]:
-        if device.type == "cuda":
-            stream_of_thread(device, "main").synchronize()  # each goes on in a stream of its own
-
-        def one(job: Job) -> Outcome:
-            with own_stream(device):
-                return self._outcome(job, make)
-
-        with ThreadPoolExecutor(min(len(group), MOST_THREADS)) as pool:
-            return list(pool.map(one, group))
-
-    def _trainer(self, job: Job, device: torch.device) -> Trainer:
-        if self.stop.is_set():
-            raise Interrupted
-        dataset = self._dataset(job.options, device)
-        if _is_begun(job):
-            trainer = reopen_run(job.out, job.options.to_json(), dataset=dataset, stop=self.stop)
-        else:
-            trainer = begin_run(job.options, job.out, model=job.model, dataset=dataset, stop=self.stop)
-        trainer.restore()
-        return trainer
-
-    def _in_thread(self, job: Job, device: torch.device) -> dict[str, Any]:
-        with own_stream(device) if self.workers > 1 else nullcontext():
-            dataset = None if _is_begun(job) else self._dataset(job.options, device)
-            return make_run(job, dataset=dataset, stop=self.stop)
-
-    def _dataset(self, options: Options, device: torch.device) -> Dataset:
-        """The data of a job, loaded once for all jobs on the same."""
+    def _dataset(self, options: Options) -> Dataset:
+        """The data of a job, loaded once for jobs on the same that follow each other."""
         key = tuple(getattr(options, name) for name in OF_DATA)
-        with self._loading:
-            if key not in self._datasets:
-                self._datasets[key] = build_data(options)
-            if (*key, device) not in self._datasets:
-                self._datasets[*key, device] = self._datasets[key].to(device)
-            return self._datasets[*key, device]
-
-    def _in_process(self, job: Job) -> dict[str, Any]:
-        threads = max(1, (os.cpu_count() or 1) // self.workers)
-        child = Child(_job_to_bytes(job), job.out, threads)
-        self._children.add(child)
-        try:
-            child.wait(self.stop)
-        finally:
-            self._children.discard(child)
-        return read_result(job.out)
-
-    @contextmanager
-    def abandoned_on_ctrl_c(self) -> Iterator[None]:
-        """While runs save, Ctrl-C kills their processes; what they saved before is kept."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            for child in list(self._children):
-                child.kill()
-            raise
+        if self._loaded is None or self._loaded[0] != key:
+            self._loaded = key, build_data(options)
+        return self._loaded[1]
 
 
-def _can_stack(options: Options) -> bool:
-    """Large networks fill a device by themselves, and their fused kernels know no stacks."""
-    small = options.conditioner in ("made", "coupling") and options.mixture == "none"
-    plain = small and options.accumulate == 1 and options.precision in PRECISIONS
-    return plain and resolve_device(options.device).type == "cuda"
+# ---- processes ----
+
+_POLL_SECONDS = 0.1
+_INTERRUPTED = 130
+"""The code with which a process ends that was told to stop, and has saved."""
+
+
+class _Child:
+    """A process that makes one run; it saves and stops once its standard input is closed: on purpose, or by our death.
+
+    Args:
+        job: the run; one that is finished is read, without a process.
+        threads: its share of the cores, unless OMP_NUM_THREADS says otherwise.
+    """
+
+    def __init__(self, job: Job, threads: int) -> None:
+        self.job = job
+        self._process: subprocess.Popen[bytes] | None = None
+        if (job.out / "result.json").exists():
+            return
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", "from xorflow.training import jobs; jobs.work()", str(job.out)],
+            env={"OMP_NUM_THREADS": str(threads)} | os.environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            start_new_session=True,  # Ctrl-C in the terminal is for the first process alone
+        )
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # if it is dead already, its code says why
+            self._process.stdin.write(_job_to_bytes(job))
+            self._process.stdin.flush()
+
+    @property
+    def ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    def result(self) -> dict[str, Any]:
+        """Of the run, once the process has ended.
+
+        Raises:
+            UserError: if the run failed, or its process was killed.
+        """
+        if self._process is None:
+            return make_run(self.job)
+        self.stop()
+        with self._errors:
+            self._errors.seek(0)
+            complaint = self._errors.read().decode(errors="replace").strip().splitlines()
+        code = self._process.returncode
+        if code in (_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM):
+            raise UserError("its process was told to stop; continue it with --resume")
+        if code < 0:
+            reason = " (by hand, or for want of memory)" if code == -signal.SIGKILL else ""
+            raise UserError(f"its process was ended by signal {-code}{reason}; continue it with --resume")
+        if code > 0:
+            raise UserError(complaint[-1] if complaint else f"its process ended with code {code}")
+        return read_result(self.job.out)
+
+    def stop(self) -> None:
+        """Tell it to save and end."""
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def wait(self) -> None:
+        if self._process is not None:
+            self._process.wait()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def work() -> None:
+    """Make the run whose job comes on standard input; the exit code and the last line on stderr say how it went."""
+    logging.getLogger("lightning_fabric.utilities.rank_zero").setLevel(logging.WARNING)
+    try:
+        job = _job_from_bytes(sys.stdin.buffer.readline())
+        threading.Thread(target=_stop_with_standard_input, daemon=True).start()
+        make_run(job)
+    except (Interrupted, KeyboardInterrupt):
+        sys.exit(_INTERRUPTED)
+    except UserError as error:
+        sys.stderr.write(_in_one_line(str(error)) + "\n")
+        sys.exit(2)
+
+
+def _stop_with_standard_input() -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _job_to_bytes(job: Job) -> bytes:
@@ -374,7 +310,7 @@ def _job_to_bytes(job: Job) -> bytes:
     return json.dumps(spec).encode() + b"\n"
 
 
-def job_from_bytes(line: bytes) -> Job:
+def _job_from_bytes(line: bytes) -> Job:
     """What `_job_to_bytes` wrote."""
     spec = json.loads(line)
     return Job(from_json(spec["options"], "a job"), Path(spec["out"]), spec["name"], spec["model"])

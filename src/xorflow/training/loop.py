@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -28,14 +29,12 @@ from xorflow.training.checkpoint import (
     save_snapshot,
 )
 from xorflow.training.devices import default_generator, resolve_device
-from xorflow.training.engine import Machinery, choose_engine, has_dropout, say_not_captured
+from xorflow.training.engine import Engine, Machinery, choose_engine, has_dropout, say_not_captured
 from xorflow.training.failure import where_not_finite
-from xorflow.training.lockstep import Interrupted as Interrupted
-from xorflow.training.lockstep import Lockstep
 from xorflow.training.metrics import MetricsLog
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.options import Options
-from xorflow.training.products import full_products, quick_products, rounded_products
+from xorflow.training.products import quick_products, rounded_products
 from xorflow.training.step import Step, Trainable, learning_rate
 
 if TYPE_CHECKING:
@@ -46,6 +45,10 @@ _COMPILED_ON = ("cuda",)
 """Where compiling is worth its minute, and needs no compiler beside PyTorch's own."""
 _DROPOUT_SEEDS = 2**42
 """Added to a run's seed for dropout, beyond all seeds: the numbers that binarise rows must not be those that drop units."""
+
+
+class Interrupted(Exception):
+    """The user asked to stop: the step was finished and, if the run has a folder, saved."""
 
 
 class Observer(Protocol):
@@ -66,7 +69,6 @@ class Trainer:
         options: of the run.
         run: the run's folder, or None to keep nothing on disk.
         observer: is told about progress.
-        stop: once set, from any thread, the run saves after its step and raises `Interrupted`.
     """
 
     def __init__(
@@ -77,7 +79,6 @@ class Trainer:
         options: Options,
         run: Path | None = None,
         observer: Observer | None = None,
-        stop: threading.Event | None = None,
     ) -> None:
         admitted = estimator.admit(flow)
         if estimator.looks_at_grey and not dataset.train.stochastic:
@@ -113,13 +114,13 @@ class Trainer:
         self.average = self._copy_weights() if options.average else None
         self.best: dict[str, Tensor] | None = None
         self.metrics = MetricsLog(run, tensorboard=options.tensorboard)
-        self._stop = stop
+        self._stopping = False
+        self._saved = 0.0  # a moment of the monotonic clock
+        self._next_order: tuple[int, Tensor] | None = None
         self._restored = False
         self._began = 0.0  # a moment of the monotonic clock
         self._bound_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.not_captured: str | None = None
-        self.together = 1  # how many runs make their steps in one launch
-        self.apart: str | None = None  # why it is one, if it was to be more
         self.machinery = Machinery(
             step=self.step_module,
             forward=wrapped,
@@ -143,15 +144,85 @@ class Trainer:
     # ---- the run ----
 
     def train(self) -> None:
-        """Go on from where the run stands to its end; the flow then holds the best weights."""
+        """Go on from where the run stands to its end; the flow then holds the best weights.
+
+        Raises:
+            Interrupted: after Ctrl-C or SIGTERM, once the step is made and saved; a second Ctrl-C stops at once.
+        """
         self.restore()
         self.start_clock()
         with self._own_dropout():
             engine, reason = choose_engine(self.machinery, self.progress.step)
             self.note_engine(reason)
-            (error,) = Lockstep([self], engine).run()
-        if error is not None:
-            raise error
+            self._train_with(engine)
+        self._install(self.best if self.best is not None else self._evaluation_weights())
+        self._require_finite_weights()
+
+    def _train_with(self, engine: Engine) -> None:
+        self._saved = time.monotonic()
+        try:
+            with self._interruptible():
+                self.metrics.begin(self.progress.epoch)
+                if self.observer:
+                    self.observer.on_start(self.total_steps, self.progress)
+                while self.progress.epoch < self.options.epochs:
+                    self.train_epoch(engine)
+                    self.end_epoch()
+                    self._pause()
+        finally:
+            self.metrics.close()
+
+    def train_epoch(self, engine: Engine) -> None:
+        """The steps of an epoch, from where it stands."""
+        epoch = self.progress.epoch
+        engine.begin_epoch(self._order(epoch), self.progress.batch)
+        while self.progress.batch < self.steps_per_epoch:
+            batch = self.progress.batch
+            made = engine.advance(batch, self.progress.step, self.steps_per_epoch - batch)
+            self.progress.batch += made
+            self.progress.step += made
+            if self.observer:
+                self.observer.on_step(self.progress.step)
+            self._pause()
+        if epoch + 1 < self.options.epochs:  # a device still has many of this epoch's steps to make
+            self._next_order = epoch + 1, self._order(epoch + 1)
+
+    def _order(self, epoch: int) -> Tensor:
+        if self._next_order is not None and self._next_order[0] == epoch:
+            return self._next_order[1]
+        order = self.row_order(epoch)
+        return order.pin_memory() if self.device.type == "cuda" else order
+
+    # ---- stopping ----
+
+    def _pause(self) -> None:
+        """Between two steps: save if it is time to, stop if asked to."""
+        due = time.monotonic() - self._saved >= self.options.checkpoint_seconds
+        if due or self._stopping:
+            self.save()
+            self._saved = time.monotonic()
+        if self._stopping:
+            raise Interrupted
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM ask the loop to stop after the step; a second Ctrl-C stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def request(signum: int, frame: Any) -> None:
+            del frame
+            if self._stopping and signum == signal.SIGINT:
+                raise KeyboardInterrupt
+            self._stopping = True
+
+        old = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
 
     def note_engine(self, reason: str | None) -> None:
         """Remember why its steps are not captured, if they could have been, and say so."""
@@ -178,28 +249,6 @@ class Trainer:
     def start_clock(self) -> None:
         """From here on time counts as training: capture and compilation, too."""
         self._began = time.monotonic() - self.progress.seconds
-
-    def start(self) -> None:
-        """The first step is next."""
-        self.metrics.begin(self.progress.epoch)
-        if self.observer:
-            self.observer.on_start(self.total_steps, self.progress)
-
-    def advance(self, steps: int) -> None:
-        """Some steps were made."""
-        self.progress.batch += steps
-        self.progress.step += steps
-        if self.observer:
-            self.observer.on_step(self.progress.step)
-
-    def finish(self) -> None:
-        """All epochs are over: put the best weights into the flow."""
-        self._install(self.best if self.best is not None else self._evaluation_weights())
-        self._require_finite_weights()
-
-    @property
-    def told_to_stop(self) -> bool:
-        return self._stop is not None and self._stop.is_set()
 
     def row_order(self, epoch: int) -> Tensor:
         """The rows of an epoch in the order in which they are used, on the CPU."""
@@ -240,7 +289,7 @@ class Trainer:
         if self.average is not None:
             self._install(self.average)
         self.flow.eval()
-        with full_products(), rounded_products(self.device, self.options.precision):
+        with rounded_products(self.device, self.options.precision):
             if self.options.select == "greedy":
                 nll = evaluate.greedy(self.flow, split).nll
             elif self.flow.has_closed_form:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -36,51 +34,14 @@ class FusedAdam(torch.optim.Optimizer):
         defaults["capturable"] = True  # by which torch knows that the count of steps is kept on the device
         super().__init__(params, defaults)
         self._seen = dict(seen or {})
-        self._branch: torch.cuda.Stream | None = None
-        self._ahead: set[Tensor] = set()  # of the parameters, those whose step was made in the backward pass
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         del closure
         due = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
         for p, group in due:
-            if p not in self._ahead:
-                self._change(p, group)
-        if self._branch is not None:
-            torch.cuda.current_stream(self._branch.device).wait_stream(self._branch)
-        self._ahead.clear()
+            self._change(p, group)
         torch._foreach_add_([self.state[p]["step"] for p, _ in due], 1)
-
-    @contextmanager
-    def beside_backward(self, branch: torch.cuda.Stream) -> Iterator[None]:
-        """Within this block each parameter changes on `branch` as soon as its gradient is there, and `step` waits for that.
-
-        The backward pass goes on meanwhile: its products leave the memory idle which this is all about. Only for gradients that
-        are used as they come, and losses in which a weight has no other part than the one that is differentiated: whatever
-        reads it later in the backward pass finds it changed.
-        """
-
-        def hasten(p: Tensor, group: dict[str, Any]) -> None:
-            if p.grad is None:
-                return
-            branch.wait_stream(torch.cuda.current_stream(branch.device))
-            with torch.cuda.stream(branch), torch.no_grad():
-                self._change(p, group)
-            self._ahead.add(p)
-
-        hooks = [
-            p.register_post_accumulate_grad_hook(functools.partial(hasten, group=group))
-            for group in self.param_groups
-            for p in group["params"]
-        ]
-        self._branch = branch
-        try:
-            yield
-        finally:
-            self._branch = None
-            self._ahead.clear()
-            for hook in hooks:
-                hook.remove()
 
     def _change(self, p: Tensor, group: dict[str, Any]) -> None:
         assert p.grad is not None
@@ -117,15 +78,6 @@ def make_optimiser(module: nn.Module, options: Options, device: torch.device) ->
     if options.optimiser == "muon":
         return _muon(module, groups, options, device)
     return _make(groups, _seen(module), options, device)
-
-
-def stack_optimiser(
-    module: nn.Module, stacks: Mapping[Tensor, Tensor], options: Options, device: torch.device
-) -> torch.optim.Optimizer:
-    """The optimiser of `module`, with each of its parameters replaced by the stack (K, ...) of those of several runs."""
-    groups = _groups(module, options.weight_decay)
-    stacked = [group | {"params": [stacks[p] for p in group["params"]]} for group in groups]
-    return _make(stacked, {stacks[p]: seen for p, seen in _seen(module).items()}, options, device)
 
 
 def _make(

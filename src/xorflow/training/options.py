@@ -216,10 +216,6 @@ class Options:
         widths = {"hidden": list(self.hidden), "earlier_hidden": list(self.earlier_hidden)}
         return dataclasses.asdict(self) | widths
 
-    def alike(self) -> Options:
-        """All but the seed and the run that each starts from: what runs have in common that can be trained as one."""
-        return self.replace(seed=0, start=self.start if self.start in STARTS else "./run")
-
     def replace(self, **changes: Any) -> Options:
         """A copy with some options changed, checked."""
         if changes.get("recipe") != self.recipe:

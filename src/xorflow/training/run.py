@@ -44,7 +44,6 @@ from xorflow.training.options import (
     Options,
     options_of_config,
 )
-from xorflow.training.products import full_products
 from xorflow.training.results import independent_nll, report
 from xorflow.training.specs import flow_from_spec, flow_to_spec
 from xorflow.training.starts import start_from_data, start_from_flow
@@ -113,14 +112,12 @@ def train_run(
     *,
     model: dict | None = None,
     dataset: Dataset | None = None,
-    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """Train what the options describe into a new folder; `model` is the flow of options without layers.
 
     `dataset` is the data that the options name, if they are loaded already.
-    Setting `stop`, from another thread, interrupts the run as Ctrl-C would.
     """
-    return complete_run(begin_run(options, out, observer, model=model, dataset=dataset, stop=stop))
+    return complete_run(begin_run(options, out, observer, model=model, dataset=dataset))
 
 
 def begin_run(
@@ -130,7 +127,6 @@ def begin_run(
     *,
     model: dict | None = None,
     dataset: Dataset | None = None,
-    stop: threading.Event | None = None,
 ) -> Trainer:
     """Make the folder of a new run, and what trains it; see `train_run`."""
     resolve_device(options.device)
@@ -141,7 +137,7 @@ def begin_run(
     _start(options, flow, dataset)
     prepare_folder(out)
     write_config(out, options, flow, dataset)
-    return _trainer(flow, estimator, dataset, options, out, observer, stop)
+    return _trainer(flow, estimator, dataset, options, out, observer)
 
 
 def check_run(options: Options, dataset: Dataset, *, model: dict | None = None) -> None:
@@ -178,8 +174,6 @@ def resume_run(
     run: Path,
     changes: Mapping[str, Any],
     observer: Observer | None = None,
-    *,
-    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """Go on with an interrupted run; a finished one returns its result."""
     if (run / "result.json").exists():
@@ -191,7 +185,7 @@ def resume_run(
             )
         drop_snapshots(run)
         return result
-    return complete_run(reopen_run(run, changes, observer, stop=stop))
+    return complete_run(reopen_run(run, changes, observer))
 
 
 def reopen_run(
@@ -200,7 +194,6 @@ def reopen_run(
     observer: Observer | None = None,
     *,
     dataset: Dataset | None = None,
-    stop: threading.Event | None = None,
 ) -> Trainer:
     """What goes on with an interrupted run; `dataset` is the data that its options name, if they are loaded already."""
     options, config = _options_of_run(run, changes)
@@ -220,7 +213,7 @@ def reopen_run(
         _freeze(options, flow)
     else:
         _start(options, flow, dataset)
-    return _trainer(flow, estimator, dataset, options, run, observer, stop)
+    return _trainer(flow, estimator, dataset, options, run, observer)
 
 
 def _written(flow: Trainable) -> dict[str, Any]:
@@ -296,22 +289,15 @@ def _trainer(
     options: Options,
     run: Path | None,
     observer: Observer | None,
-    stop: threading.Event | None = None,
 ) -> Trainer:
     with out_of_memory_as_error(remedy_for(options)):
-        return Trainer(flow, estimator, dataset, options, run, observer, stop)
+        return Trainer(flow, estimator, dataset, options, run, observer)
 
 
 def complete_run(trainer: Trainer) -> dict[str, Any]:
-    """Train to the end; see `finish_run` for the rest."""
+    """Train to the end, evaluate, and, if the run has a folder, write weights and `result.json`; returns the latter."""
     with out_of_memory_as_error(remedy_for(trainer.options)):
         trainer.train()
-    return finish_run(trainer)
-
-
-def finish_run(trainer: Trainer) -> dict[str, Any]:
-    """Evaluate what was trained and, if the run has a folder, write weights and `result.json`; returns the latter."""
-    with out_of_memory_as_error(remedy_for(trainer.options)):
         result = _result(trainer)
     run = trainer.run_folder
     if run is not None:
@@ -323,8 +309,7 @@ def finish_run(trainer: Trainer) -> dict[str, Any]:
 
 def _result(trainer: Trainer) -> dict[str, Any]:
     flow, dataset, options = trainer.flow, trainer.dataset, trainer.options
-    with full_products():
-        parts = report(flow, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
+    parts = report(flow, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
     reference = dataset.test or dataset.validation
     return {
         **parts,
@@ -336,14 +321,9 @@ def _result(trainer: Trainer) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in flow.parameters() if p.requires_grad),
         "weights": "average" if options.average else "last" if trainer.best is None else "best on validation",
         "seconds": round(trainer.progress.seconds, 3),
-        "together": trainer.together,
         "device": str(trainer.device),
         "data": dataset.describe(),
-    } | {
-        name: reason
-        for name, reason in (("apart", trainer.apart), ("not_captured", trainer.not_captured))
-        if reason is not None
-    }
+    } | ({} if trainer.not_captured is None else {"not_captured": trainer.not_captured})
 
 
 # ---- folders ----
