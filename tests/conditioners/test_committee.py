@@ -89,7 +89,7 @@ def test_cached_and_launched_samples_are_those_of_whole_passes(order, quiet, cou
         with ways.only(way):
             assert torch.equal(flow.sample_with(noise), expected)
     net = flow.layers[0].conditioner
-    monkeypatch.setattr("xorflow.conditioners.launched.LAUNCHED_ON", ("cpu",))
+    monkeypatch.setattr("xorflow._cuda.devices.STEPPED_ON", ("cpu",))
     walk = net.incremental(30, None, 56)
     assert walk is not None
     with torch.no_grad():

@@ -18,11 +18,9 @@ from triton.compiler import ASTSource
 ARCHITECTURES = (80, 90)
 
 _MARGINAL = {"logits": "*fp32", "x": "*fp32", "base": "*fp32"}
-_ADAM = {name: "*fp32" for name in ("parameter", "gradient", "mean", "square", "rate", "step")}
+_ADAM = dict.fromkeys(("parameter", "gradient", "mean", "square", "rate", "step"), "*fp32")
 _RATES = {"beta1": "fp32", "beta2": "fp32", "eps": "fp32", "decay": "fp32"}
 _SIZES = {"rows": "i32", "width": "i32"}
-_PRODUCT = {"out": "*fp32", "rows": "i32", "outs": "i32", "ins": "i32"}
-_CUT = {"N": 128, "K": 32}
 
 # by kernel: types of its arguments, its constants, options of its launch
 KERNELS: dict[str, tuple[dict[str, str], dict[str, object], dict[str, int]]] = {
@@ -33,7 +31,7 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, object], dict[str, int]]] = {
         {"num_warps": 4},
     ),
     "_walk_made": (
-        {name: "*fp32" for name in ("y", "e", "into", "bias", "out", "out_bias", "x")}
+        dict.fromkeys(("y", "e", "into", "bias", "out", "out_bias", "x"), "*fp32")
         | {"samples": "i32", "features": "i32", "hidden": "i32"},
         {"ROWS": 8, "HIDDEN": 1024},
         {"num_warps": 8},
@@ -50,28 +48,9 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, object], dict[str, int]]] = {
         {"BLOCK": 256},
         {"num_warps": 4},
     ),
-    "_binarise_rows": (
-        {"intensities": "*u8", "rows": "*i64", "noise": "*fp32", "out": "*u8", "width": "i32"}, {"BLOCK": 1024}, {}
-    ),
     "_adam": (_ADAM | {"size": "i32"} | _RATES, {"DECOUPLED": False, "BLOCK": 1024}, {"num_warps": 4}),
     "_adam_masked": (
         _ADAM | {"seen": "*i32"} | _SIZES | _RATES, {"DECOUPLED": True, "BLOCK": 1024}, {"num_warps": 4}
-    ),
-    "_forward": (
-        {"x": "*fp32", "weight": "*fp32", "bias": "*fp32", "seen": "*i32"} | _PRODUCT,
-        {"RECTIFY": True, "M": 128} | _CUT,
-        {"num_warps": 8, "num_stages": 3},
-    ),
-    "_transpose": ({"values": "*fp32", "out": "*fp32"} | _SIZES, {"M": 32, "N": 32}, {"num_warps": 4}),
-    "_to_weight": (
-        {"g": "*fp32", "x": "*fp32", "seen": "*i32"} | _PRODUCT,
-        {"M": 128} | _CUT,
-        {"num_warps": 8, "num_stages": 3},
-    ),
-    "_gate": (
-        {name: "*fp32" for name in ("g", "out", "gated", "turned", "sums")} | _SIZES,
-        {"GATES": True, "KEEPS": True, "ROWS": 128, "COLS": 16},
-        {"num_warps": 4},
     ),
 }  # fmt: skip
 

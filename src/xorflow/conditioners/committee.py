@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from xorflow._cuda import decoding
 from xorflow._math import full_precision, log_mean_exp, mean_log_odds
-from xorflow.conditioners import launched
 from xorflow.conditioners.base import Conditioner, Incremental, Source
 from xorflow.conditioners.sequence import Walk
 from xorflow.errors import ModelError
@@ -133,7 +133,7 @@ class CommitteeWalk:
     def at_once(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
         """x from y and noise, each step one launch for all members; None where none is captured."""
         walks = [walk for walk in self._walks if isinstance(walk, Walk)]
-        return launched.at_once(walks, y, uniforms) if len(walks) == len(self._walks) else None
+        return decoding.at_once(walks, y, uniforms) if len(walks) == len(self._walks) else None
 
 
 def _cut_alike(walks: Sequence[Incremental]) -> bool:
