@@ -8,10 +8,10 @@ import xorflow as xf
 
 PUBLIC = {
     "xorflow": """
-        MADE MLP CausalTransformer CheckpointError Committee Conditioner ConfigError Coupling DataError
+        MADE MLP CausalTransformer CheckpointError Conditioner ConfigError Coupling DataError
         FactorisedBase Flow Intractable LatentFlow Layer LogLikelihood Mixture ModelError
         ModularAffine ModularShift Recurrent Trace Transform UserError Xor data estimators evaluate
-        committee_of fit load refit_base
+        fit load refit_base
     """,
     "xorflow.estimators": """
         ARMS Analytic Baseline Concrete DisARM DoubleControl Estimator FullPosterior GreedyCritic
@@ -20,12 +20,12 @@ PUBLIC = {
         StraightThroughGumbel
     """,
     "xorflow.conditioners": """
-        MADE MLP CausalTransformer Committee Conditioner Coupling Dependence Diagonal MaskedLinear Recurrent
+        MADE MLP CausalTransformer Conditioner Coupling Dependence Diagonal MaskedLinear Recurrent
         SequenceConditioner Source coupling_mask ranks resolve_order
     """,
     "xorflow.flows": """
         GREEDY BinaryNodes CategoricalNodes Draws Flow FlowDistribution LatentFlow Layer Mixture
-        Nodes Point SampleNoise Stack Trace committee_of read_on refit_base
+        Nodes Point SampleNoise Stack Trace read_on refit_base
     """,
 }
 

@@ -16,7 +16,6 @@ from xorflow import (
     MADE,
     MLP,
     CausalTransformer,
-    Committee,
     Coupling,
     FactorisedBase,
     LatentFlow,
@@ -64,11 +63,6 @@ def transformer(features: int, order: str | Sequence[int] = "natural", depth: in
 
 def recurrent(features: int, order: str | Sequence[int] = "natural", **options) -> Layer:
     return Layer(_loud(Recurrent(features, order=order, width=8, **options)))
-
-
-def committee(*layers: Layer) -> Layer:
-    """The mean of the layers' networks."""
-    return Layer(Committee([layer.conditioner for layer in layers]), layers[0].transform)
 
 
 def _loud(net: Conditioner) -> Conditioner:
@@ -185,16 +179,6 @@ MEMBERS: dict[str, Callable[[], LatentFlow]] = {
     "recurrent K 2, 3 context": lambda: flow(
         recurrent(2, "reversed", cell="lstm", categories=(2, 3), context=2)
     ),
-    # several networks as one
-    "committee D4": lambda: flow(committee(made(4, "reversed"), made(4, "reversed", (12,)), made(4, "reversed"))),
-    "committee K 2, 3 context": lambda: flow(
-        committee(*(made(2, categories=(2, 3), context=2) for _ in range(2))), learned=True
-    ),
-    "committee D3 different": lambda: flow(
-        committee(made(3, (1, 2, 0)), recurrent(3, (1, 2, 0)), transformer(3, (1, 2, 0), quiet=(2,)))
-    ),
-    "committee D3 depth 2 coupling": lambda: flow(committee(coupling(3), coupling(3)), coupling(3, flip=True)),
-    "committee D3 own": lambda: flow(committee(made(3, sees=OWN), made(3, sees=OWN))),
     # posteriors that see this or that, to depth 3
     "D3 own, posterior": lambda: flow(inferred(made(3, "reversed", sees=OWN), ("x",)), learned=True),
     "D1 depth 3 posterior": lambda: flow(*(inferred(made(1), ("state",)) for _ in range(3))),

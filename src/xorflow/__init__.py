@@ -2,7 +2,7 @@
 
 from xorflow import data, estimators, evaluate
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners import MADE, MLP, CausalTransformer, Committee, Conditioner, Coupling, Recurrent
+from xorflow.conditioners import MADE, MLP, CausalTransformer, Conditioner, Coupling, Recurrent
 from xorflow.errors import (
     CheckpointError,
     ConfigError,
@@ -12,7 +12,7 @@ from xorflow.errors import (
     UserError,
 )
 from xorflow.evaluate import LogLikelihood
-from xorflow.flows import Flow, LatentFlow, Layer, Mixture, Trace, committee_of, refit_base
+from xorflow.flows import Flow, LatentFlow, Layer, Mixture, Trace, refit_base
 from xorflow.training import fit, load
 from xorflow.transforms import ModularAffine, ModularShift, Transform, Xor
 
@@ -23,7 +23,6 @@ __all__ = [
     "MLP",
     "CausalTransformer",
     "CheckpointError",
-    "Committee",
     "Conditioner",
     "ConfigError",
     "Coupling",
@@ -43,7 +42,6 @@ __all__ = [
     "Transform",
     "UserError",
     "Xor",
-    "committee_of",
     "data",
     "estimators",
     "evaluate",

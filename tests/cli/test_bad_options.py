@@ -28,15 +28,6 @@ def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
         ("--lr nan", "lr is a number greater than 0; got nan"),
         ("--hidden wide", "--hidden is one or more widths, as in 1024 or 512,512; got 'wide'"),
         ("--hidden 0", "hidden widths are at least 1"),
-        (
-            "--layers 2 --earlier-hidden wide",
-            "--earlier-hidden is one or more widths, as in 1024 or 512,512; got 'wide'",
-        ),
-        ("--layers 2 --earlier-hidden 0", "earlier_hidden widths are at least 1"),
-        (
-            "--earlier-hidden 8",
-            "earlier_hidden is of MADEs or couplings before the last layer, and there are none",
-        ),
         ("--schedule linear", "schedule is one of cosine, constant; got 'linear'"),
         ("--label", "leave --label out"),
         ("--order natural,reversed", "order names 2 orderings, and there are 1 layers"),

@@ -22,10 +22,9 @@ def seeds(xorflow: Command, tmp_path: Path) -> list[Path]:
     return [out / "seed-0", out / "seed-1"]
 
 
-@pytest.mark.parametrize("how", ["committee", "mixture"])
-def test_it_is_a_run_like_any_other(xorflow: Command, seeds: list[Path], tmp_path: Path, how: str) -> None:
+def test_it_is_a_run_like_any_other(xorflow: Command, seeds: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "together"
-    said = xorflow("combine", *seeds, "--out", out, "--how", how, "--device", "cpu")
+    said = xorflow("combine", *seeds, "--out", out, "--device", "cpu")
     assert said.code == 0
     assert said.err == ""
     result = read(out / "result.json")
@@ -35,7 +34,7 @@ def test_it_is_a_run_like_any_other(xorflow: Command, seeds: list[Path], tmp_pat
     assert f"{members[1]['test']['nll']:.3f}" in said.out
     assert result["test"]["nll"] < mean + 0.01
     assert result["test"]["kind"] == "exact"
-    assert (result["how"], result["seeds"]) == (how, [0, 1])
+    assert (result["how"], result["seeds"]) == ("mixture", [0, 1])
     assert result["seconds"] == pytest.approx(sum(member["seconds"] for member in members), abs=0.01)
     found = json.loads(xorflow("evaluate", out, "--json", "--device", "cpu").out)
     assert found["test"]["nll"] == pytest.approx(result["test"]["nll"], abs=1e-6)
@@ -43,7 +42,7 @@ def test_it_is_a_run_like_any_other(xorflow: Command, seeds: list[Path], tmp_pat
     assert np.load(tmp_path / "x.npy").shape == (5, 6)
     assert xorflow("score", out, "--data", tmp_path / "rows.npy", "--out", tmp_path / "s.csv").code == 0
     flows = [xf.load(seed) for seed in seeds]
-    expected = xf.committee_of(flows) if how == "committee" else mixture_of(flows)
+    expected = mixture_of(flows)
     x = torch.from_numpy(np.load(tmp_path / "rows.npy")).long()[:20]
     torch.testing.assert_close(xf.load(out)().log_prob(x), expected().log_prob(x))
 
@@ -53,8 +52,8 @@ def test_runs_that_were_combined_are_combined_again(
 ) -> None:
     """As mixtures, whose components keep their shares."""
     first, second = tmp_path / "first", tmp_path / "second"
-    assert xorflow("combine", *seeds, "--out", first, "--how", "mixture").code == 0
-    assert xorflow("combine", first, seeds[0], "--out", second, "--how", "mixture").code == 0
+    assert xorflow("combine", *seeds, "--out", first).code == 0
+    assert xorflow("combine", first, seeds[0], "--out", second).code == 0
     assert read(second / "result.json")["seeds"] == [0, 1, 0]
     mixture = xf.load(second)
     assert isinstance(mixture, xf.Mixture)
@@ -73,17 +72,14 @@ def test_refusals(xorflow: Command, seeds: list[Path], tmp_path: Path) -> None:
     }
     for name, options in others.items():
         assert xorflow("train", *options, "--out", tmp_path / name, *SMALL).code == 0
-    for runs, how, words in (
-        (seeds[:1], "committee", "at least two runs are combined, and got 1"),
-        (seeds, "vote", "--how is one of committee, mixture; got 'vote'"),
-        ([seeds[0], tmp_path / "reversed"], "committee", "flows in different orderings can be mixed"),
-        ([seeds[0], tmp_path / "deep"], "committee", "flow 2 is none"),
-        ([seeds[0], tmp_path / "deep"], "mixture", "one of these has only a bound"),
-        ([seeds[0], tmp_path / "people"], "mixture", "runs on the same data are combined"),
-        ([seeds[0], tmp_path / "held"], "mixture", "the sizes is different; give the same --data"),
-        ([seeds[0], tmp_path / "nowhere"], "mixture", "there is no folder"),
+    for runs, words in (
+        (seeds[:1], "at least two runs are combined, and got 1"),
+        ([seeds[0], tmp_path / "deep"], "one of these has only a bound"),
+        ([seeds[0], tmp_path / "people"], "runs on the same data are combined"),
+        ([seeds[0], tmp_path / "held"], "the sizes is different; give the same --data"),
+        ([seeds[0], tmp_path / "nowhere"], "there is no folder"),
     ):
-        assert words in xorflow("combine", *runs, "--how", how, "--out", out).refused()
+        assert words in xorflow("combine", *runs, "--out", out).refused()
         assert not out.exists()
     taken = xorflow("combine", *seeds, "--out", seeds[0]).refused()
     assert "--out must be a new or an empty folder" in taken
@@ -91,7 +87,7 @@ def test_refusals(xorflow: Command, seeds: list[Path], tmp_path: Path) -> None:
     assert xorflow("combine", seeds[0], tmp_path / "wide", "--out", tmp_path / "both").code == 0
     again = xorflow("train", "--out", tmp_path / "both", "--resume").refused()
     assert "combines other runs, and there is nothing to resume" in again
-    mixed = xorflow("combine", seeds[0], tmp_path / "reversed", "--how", "mixture", "--out", out)
+    mixed = xorflow("combine", seeds[0], tmp_path / "reversed", "--out", out)
     assert mixed.code == 0
 
 

@@ -130,15 +130,6 @@ def test_launched_steps_give_the_samples_of_whole_passes(changes: dict[str, Any]
         _assert_launched(flow, context)
 
 
-def test_a_committee_launches_the_steps_of_all_its_members() -> None:
-    options = {"conditioner": "transformer", "precision": "64-true", "rotary": True, "quiet": 0.01}
-    flows = [_trainer(**options, seed=seed).flow.double() for seed in (0, 1)]
-    with torch.no_grad():
-        for parameter in flows[1].layers[0].conditioner.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    _assert_launched(xf.committee_of(flows).eval())
-
-
 def test_a_hundred_samples_of_the_large_transformer_take_a_second() -> None:
     flow = _trainer(conditioner="transformer", width=256, blocks=8, heads=8).flow.eval()
     flow().sample((2,))

@@ -150,21 +150,6 @@ def test_options_reach_the_model(tmp_path: Path) -> None:
     assert flow.base.log_table().exp()[:, 0].tolist() == pytest.approx([0.7] * 6)
 
 
-@pytest.mark.parametrize("conditioner", ["made", "coupling"])
-def test_layers_before_the_last_may_have_other_widths(tmp_path: Path, conditioner: str) -> None:
-    options = tiny_options(
-        rows_file(tmp_path / "rows.npy"),
-        layers=3,
-        hidden=[8],
-        earlier_hidden=[4, 2],
-        conditioner=conditioner,
-        mask="halves",
-    )
-    flow = build_flow(options, build_data(options))
-    assert [layer.conditioner.hidden for layer in flow.layers] == [(4, 2), (4, 2), (8,)]
-    assert Options().replace(**options.to_json()) == options
-
-
 CHAIN = [{"x": "before"}, {"previous": "up to"}, {"previous": "up to"}]
 
 

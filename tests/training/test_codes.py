@@ -278,7 +278,6 @@ def test_what_is_no_code(text: str) -> None:
         ({"code": "9x7"}, "9x7 writes 63 features into at least 9 others, and the data have 64"),
         ({"direct": False}, "give --direct"),
         ({"order": "outward,inward"}, "--order names that of the other features, one; got 'outward,inward'"),
-        ({"earlier_hidden": [8]}, "leave --earlier-hidden out"),
         ({"posterior": "mlp"}, "leave --posterior out"),
         ({"start": "./runs/other"}, "leave --start out"),
         ({"mixture": "2", "order": "natural"}, "leave --mixture out"),

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from xorflow.cli.reading import Device
 from xorflow.training import read_result
-from xorflow.training.combine import WAYS, combine_runs
+from xorflow.training.combine import combine_runs
 from xorflow.training.devices import out_of_memory_as_error
 
 EXAMPLES = """
@@ -20,9 +20,9 @@ EXAMPLES = """
 
 xorflow train --seeds 0-1 --out runs/both
 
-xorflow combine runs/both/seed-0 runs/both/seed-1 --out runs/committee
+xorflow combine runs/both/seed-0 runs/both/seed-1 --out runs/mixture
 
-xorflow sample runs/committee --count 64 --out digits.png
+xorflow sample runs/mixture --count 64 --out digits.png
 """
 
 
@@ -31,17 +31,11 @@ def combine(
         list[Path], typer.Argument(metavar="RUN", help="Folders of finished runs.", show_default=False)
     ],
     out: Annotated[Path, typer.Option(help="Folder of the new run, new or empty.", show_default=False)],
-    how: Annotated[
-        str,
-        typer.Option(
-            help=f"{' or '.join(WAYS)}: average probabilities (one ordering), or mix (any orderings)."
-        ),
-    ] = "committee",
     device: Device = "auto",
 ) -> None:
-    """Make one model of several runs on the same data, such as seeds of one recipe."""
+    """Mix several runs on the same data, such as seeds of one recipe, into one model."""
     with out_of_memory_as_error("use --device cpu, or combine fewer runs"):
-        result = combine_runs(runs, out, how, device)
+        result = combine_runs(runs, out, device)
     if not {"test", "validation"} & result.keys():
         typer.echo("No data were held out, so there is no likelihood to report.")
         return

@@ -44,7 +44,7 @@ that of its folder, and options of its own. What is given here overrides both.
 
 _PANELS = {
     "Data": "data categories validation test data_seed label",
-    "Model": "recipe layers conditioner hidden earlier_hidden width blocks heads cell dropout rotary quiet reach order mixture "
+    "Model": "recipe layers conditioner hidden width blocks heads cell dropout rotary quiet reach order mixture "
     "shared mask direct variant own posterior transform base p0 start code freeze",
     "Training": "estimator epochs batch_size accumulate lr schedule warmup optimiser weight_decay clip average "
     "validate_every select precision compile",
@@ -137,8 +137,8 @@ def _train(
     *, config: Path | None, out: Path | None, resume: bool, seeds: str | None, jobs: int, **flags: Any
 ) -> None:
     given = {name: value for name, value in flags.items() if value is not None}
-    for name in {"hidden", "earlier_hidden"} & given.keys():
-        given[name] = _widths(given[name], name)
+    if "hidden" in given:
+        given["hidden"] = _widths(given["hidden"])
     table = training.read_table(config) if config else None
     options, model = training.read_config(config) if config and table is None else (None, None)
     if seeds is None and table is None:
@@ -219,9 +219,8 @@ def _folder(out: Path | None, resume: bool, stem: str) -> Path:
     return next(path for n in range(1, 10_000) if not (path := Path("runs") / f"{stem}-{n}").exists())
 
 
-def _widths(text: str, name: str) -> list[int]:
+def _widths(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        flag = "--" + name.replace("_", "-")
-        raise ConfigError(f"{flag} is one or more widths, as in 1024 or 512,512; got {text!r}") from None
+        raise ConfigError(f"--hidden is one or more widths, as in 1024 or 512,512; got {text!r}") from None

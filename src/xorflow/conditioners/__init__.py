@@ -1,7 +1,6 @@
 """Networks from what a layer may see to the logits of its choice `u`."""
 
 from xorflow.conditioners.base import Conditioner, Dependence, Source
-from xorflow.conditioners.committee import Committee
 from xorflow.conditioners.made import MADE
 from xorflow.conditioners.masked import MaskedLinear
 from xorflow.conditioners.mlp import MLP, Coupling, Diagonal
@@ -14,7 +13,6 @@ __all__ = [
     "MADE",
     "MLP",
     "CausalTransformer",
-    "Committee",
     "Conditioner",
     "Coupling",
     "Dependence",

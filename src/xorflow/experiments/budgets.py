@@ -55,7 +55,6 @@ class Budget:
 def _narrow(options: Options, width: int, epochs: int) -> dict[str, Any]:
     return {
         "hidden": [min(width, own) for own in options.hidden],
-        "earlier_hidden": [min(width, own) for own in options.earlier_hidden],
         "epochs": min(epochs, options.epochs),
         "validate_every": 1,
         "evaluation_samples": 1,

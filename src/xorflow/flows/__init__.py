@@ -1,6 +1,5 @@
 """Flows on discrete data: the deterministic and the stochastic reading of the same layers."""
 
-from xorflow.flows.committee import committee_of
 from xorflow.flows.distribution import FlowDistribution
 from xorflow.flows.flow import Flow, refit_base
 from xorflow.flows.latent import LatentFlow
@@ -27,7 +26,6 @@ __all__ = [
     "SampleNoise",
     "Stack",
     "Trace",
-    "committee_of",
     "read_on",
     "refit_base",
 ]

@@ -142,7 +142,7 @@ def _chosen_code(options: Options, dataset: Dataset) -> Code:
     assert options.code is not None
     assert options.layers is not None
     needed = {"conditioner": "made", "variant": "state", "own": False, "posterior": "none", "mixture": "none"}
-    needed |= {"transform": "shift", "earlier_hidden": (), "label": False}
+    needed |= {"transform": "shift", "label": False}
     wrong = next((name for name, value in needed.items() if getattr(options, name) != value), None)
     if options.start != "data":
         wrong = "start"
@@ -236,7 +236,7 @@ def _hidden(options: Options, index: int) -> tuple[int, ...]:
     is_last = index + 1 == options.layers
     if options.code is not None and not is_last:
         return ()
-    return options.hidden if is_last or not options.earlier_hidden else options.earlier_hidden
+    return options.hidden
 
 
 def layer_mask(mask: str, index: int) -> tuple[str, bool]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from xorflow.errors import CheckpointError, ConfigError, ModelError
-from xorflow.flows import LatentFlow, Mixture, committee_of
+from xorflow.flows import LatentFlow, Mixture
 from xorflow.training.devices import resolve_device
 from xorflow.training.folder import (
     difference_of_data,
@@ -46,42 +46,30 @@ def mixture_of(models: Sequence[Trainable]) -> Mixture:
     return Mixture(parts, shares, learned).to(parts[0].device, parts[0].dtype)
 
 
-WAYS: dict[str, Callable[[Sequence[Trainable]], Trainable]] = {
-    "committee": committee_of,
-    "mixture": mixture_of,
-}
-"""How models become one, by the names that `--how` knows."""
-
-
-def combine_runs(
-    folders: Sequence[Path], out: Path, how: str = "committee", device: str = "auto"
-) -> dict[str, Any]:
-    """Combine finished runs on the same data into the folder of a new one, which can be evaluated, sampled and scored with.
+def combine_runs(folders: Sequence[Path], out: Path, device: str = "auto") -> dict[str, Any]:
+    """Mix finished runs on the same data, with equal weights, into the folder of a new run, like any other to use.
 
     Args:
         folders: of at least two runs.
         out: a new folder.
-        how: `committee` averages the networks' probabilities, which takes runs in one ordering; `mixture` takes any orderings.
         device: where to evaluate.
 
     Returns:
         What the new folder's `result.json` holds.
     """
-    if how not in WAYS:
-        raise ConfigError(f"--how is one of {', '.join(WAYS)}; got {how!r}")
     if len(folders) < 2:
         raise ConfigError(f"at least two runs are combined, and got {len(folders)}")
     require_free(out, resumes=False)  # before weights are read
     runs = [open_run(folder, device=device) for folder in folders]
     results = [_result_of(folder) for folder in folders]
     _require_same_data(runs)
-    model = _combined([run.flow for run in runs], how)
+    model = _mixed([run.flow for run in runs])
     prepare_folder(out, resumes=False)  # before the evaluation, which takes long
     options, dataset = runs[0].options, runs[0].data().to(resolve_device(device))
     parts = report(model, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
     result = {
         **parts,
-        "how": how,
+        "how": "mixture",
         "runs": [str(folder) for folder in folders],
         "seeds": [
             seed for found in results for seed in (found["seeds"] if "how" in found else [found["seed"]])
@@ -97,13 +85,13 @@ def combine_runs(
     return result
 
 
-def _combined(models: Sequence[Trainable], how: str) -> Trainable:
+def _mixed(models: Sequence[Trainable]) -> Mixture:
     """One model, in the widest of their types."""
     widest = functools.reduce(torch.promote_types, (model.dtype for model in models))
     try:
-        model = WAYS[how]([model.to(widest) for model in models]).eval()
+        model = mixture_of([model.to(widest) for model in models]).eval()
     except ModelError as error:
-        raise ConfigError(f"these runs make no {how}: {error}") from None
+        raise ConfigError(f"these runs make no mixture: {error}") from None
     if not model.has_closed_form:
         raise ConfigError(
             "runs whose likelihood is exact are combined, of depth 1 and not autoregressive in u, and one of these has only a "

@@ -33,7 +33,6 @@ class Options:
         layers: the depth L.
         conditioner: `made`, `coupling`, `transformer` or `recurrent`.
         hidden: widths of the hidden layers of a MADE or a coupling.
-        earlier_hidden: those of the flow's layers before the last, if they are others.
         width: of the vectors of a transformer, by default 256, or a recurrent network, by default 512.
         blocks: of a transformer, by default 8, or layers of a recurrent network, by default 1.
         heads: of a transformer's attention.
@@ -94,7 +93,6 @@ class Options:
     layers: int | None = 1
     conditioner: str = "made"
     hidden: tuple[int, ...] = (1024,)
-    earlier_hidden: tuple[int, ...] = ()
     width: int | None = None
     blocks: int | None = None
     heads: int = 8
@@ -170,17 +168,11 @@ class Options:
             raise ConfigError(f"p0 is a probability strictly between 0 and 1; got {self.p0}")
         if not 0 < self.lr < math.inf:
             raise ConfigError(f"lr is a number greater than 0; got {self.lr}")
-        for name in ("hidden", "earlier_hidden"):
-            widths = getattr(self, name)
-            if any(not 1 <= width < 2**63 for width in widths):
-                raise ConfigError(f"{name} widths are at least 1 and below 2^63; got {list(widths)}")
+        if any(not 1 <= width < 2**63 for width in self.hidden):
+            raise ConfigError(f"hidden widths are at least 1 and below 2^63; got {list(self.hidden)}")
 
     def _check_network(self) -> None:
         """Options that would have no effect."""
-        if self.earlier_hidden and (self.layers == 1 or self.conditioner not in ("made", "coupling")):
-            raise ConfigError(
-                "earlier_hidden is of MADEs or couplings before the last layer, and there are none; leave --earlier-hidden out"
-            )
         if self.mixture != "none" and self.order != "natural":
             raise ConfigError(
                 "the orderings of a mixture are those that --mixture names, and --order is of a single flow; got "
@@ -213,8 +205,7 @@ class Options:
 
     def to_json(self) -> dict[str, Any]:
         """As `config.json` holds them."""
-        widths = {"hidden": list(self.hidden), "earlier_hidden": list(self.earlier_hidden)}
-        return dataclasses.asdict(self) | widths
+        return dataclasses.asdict(self) | {"hidden": list(self.hidden)}
 
     def replace(self, **changes: Any) -> Options:
         """A copy with some options changed, checked."""
@@ -231,7 +222,6 @@ OF_A_MODEL = (
         "layers",
         "conditioner",
         "hidden",
-        "earlier_hidden",
         "width",
         "blocks",
         "heads",

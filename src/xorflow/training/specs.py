@@ -12,7 +12,6 @@ from xorflow.conditioners import (
     MADE,
     MLP,
     CausalTransformer,
-    Committee,
     Conditioner,
     Coupling,
     Diagonal,
@@ -38,10 +37,6 @@ PARTS: dict[str, type[nn.Module]] = {
 
 REORDERED = "reordered"
 """The name of a conditioner that shares the network of an earlier one of the same model, in another ordering."""
-
-
-COMMITTEE = "committee"
-"""The name of a conditioner that is made of others."""
 
 
 def flow_to_spec(flow: LatentFlow | Mixture) -> dict[str, Any]:
@@ -103,11 +98,6 @@ def _flow_from_spec(
 
 def _conditioner_to_spec(conditioner: Conditioner, shared: _Shared) -> dict[str, Any]:
     """One that shares its network with an earlier one is named by that one's number and its own ordering."""
-    if isinstance(conditioner, Committee):
-        return {
-            "name": COMMITTEE,
-            "members": [_conditioner_to_spec(member, shared) for member in conditioner],
-        }
     if not isinstance(conditioner, SequenceConditioner):
         return _part_to_spec(conditioner)
     same = [index for index, other in enumerate(shared) if other.net is conditioner.net]
@@ -119,8 +109,6 @@ def _conditioner_to_spec(conditioner: Conditioner, shared: _Shared) -> dict[str,
 def _conditioner_from_spec(
     spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]], shared: _Shared
 ) -> Conditioner:
-    if spec["name"] == COMMITTEE:
-        return Committee([_conditioner_from_spec(member, parts, shared) for member in spec["members"]])
     again = spec["name"] == REORDERED
     found = shared[spec["of"]].reordered(spec["order"]) if again else _part_from_spec(spec, parts)
     if isinstance(found, SequenceConditioner):
@@ -129,8 +117,6 @@ def _conditioner_from_spec(
 
 
 def _part_to_spec(part: Conditioner | Transform) -> dict[str, Any]:
-    if isinstance(part, Committee):
-        return {"name": COMMITTEE, "members": [_part_to_spec(member) for member in part]}
     name = next((n for n, cls in PARTS.items() if cls is type(part)), type(part).__name__)
     return {"name": name} | part.config()
 
@@ -138,8 +124,6 @@ def _part_to_spec(part: Conditioner | Transform) -> dict[str, Any]:
 def _part_from_spec(spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]]) -> Any:
     arguments = dict(spec)
     name = arguments.pop("name")
-    if name == COMMITTEE:
-        return Committee([_part_from_spec(member, parts) for member in arguments["members"]])
     if name not in parts:
         raise CheckpointError(
             f"this run uses a part named {name!r}, which xorflow does not have; "
