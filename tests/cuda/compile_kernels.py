@@ -2,8 +2,9 @@
 
     TRITON_DISABLE_LINE_INFO=1 python tests/cuda/compile_kernels.py MODULE...
 
-Each kernel is compiled as its launcher launches it, with pointers aligned to 16 bytes, down to the binary by Triton's own
-ptxas. Without line information the PTX does not change when lines move.
+Each kernel is compiled once, with the constants of one of its launches and pointers aligned to 16 bytes, down to the binary by
+Triton's own ptxas. A launch may specialise it further, for sizes that are 1 or multiples of 16. Without line information the
+PTX does not change when lines move.
 """
 
 import hashlib
