@@ -2,8 +2,4 @@
 
 import importlib.util
 
-collect_ignore = (
-    []
-    if importlib.util.find_spec("triton")
-    else ["src/xorflow/_triton.py", "src/xorflow/_triton_products.py"]
-)
+collect_ignore = [] if importlib.util.find_spec("triton") else ["src/xorflow/_cuda/triton_kernels.py"]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xorflow import _kernels
+from xorflow._cuda import devices, kernels
 from xorflow._math import philox_uniforms
 from xorflow._memory import bytes_of_a_draw, fitting, kept_of_a_row, rows_at_a_time
 from xorflow.data import Batch, Split, validate
@@ -349,9 +349,9 @@ def _noise(
     shape = (drawn[1], rows[1], layers, flow.features)
     if not per_row:
         return torch.empty(shape, device=flow.device, dtype=flow.dtype)
-    if flow.device.type == "cuda" and _kernels.available():
+    if devices.has_kernels(flow.device):
         windows = (first, total * per_row)
-        uniforms = _kernels.philox_uniforms(seed, _IMPORTANCE_STREAM, windows, drawn[1], count, flow.device)
+        uniforms = kernels.philox_uniforms(seed, _IMPORTANCE_STREAM, windows, drawn[1], count, flow.device)
         return uniforms.reshape(shape).to(flow.dtype)
     found = np.empty((drawn[1], count), dtype=np.float32)
     for s in range(drawn[1]):

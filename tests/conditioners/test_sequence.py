@@ -180,7 +180,7 @@ def test_steps_whose_number_is_on_the_device_give_the_same(order, quiet, rotary,
         assert walk is not None
         y, uniforms = (t[:, list(net.order)] for t in (flow.base.sample(noise.base), noise.layers[:, 0]))
         assert walk.at_once(y.double(), uniforms) is None
-        monkeypatch.setattr("xorflow.conditioners.launched.LAUNCHED_ON", ("cpu",))
+        monkeypatch.setattr("xorflow._cuda.devices.STEPPED_ON", ("cpu",))
         found = walk.at_once(y.double(), uniforms)
     assert found is not None
     assert torch.equal(found.long(), expected[:, list(net.order)])
@@ -190,7 +190,7 @@ def test_steps_whose_number_is_on_the_device_give_the_same(order, quiet, rotary,
 
 @pytest.mark.parametrize(("kind", "categories"), [("recurrent", 2), ("transformer", 3)])
 def test_what_has_no_such_step_walks_as_ever(kind, categories, monkeypatch):
-    monkeypatch.setattr("xorflow.conditioners.launched.LAUNCHED_ON", ("cpu",))
+    monkeypatch.setattr("xorflow._cuda.devices.STEPPED_ON", ("cpu",))
     net = build(kind, 6, categories=categories)
     flow = zoo.flow(zoo.Layer(net)).double()
     noise = draw_noise(flow, 4)

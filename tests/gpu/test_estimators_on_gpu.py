@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from xorflow._cuda.steps import CapturedEngine
 from xorflow.training import Options, Trainer
 from xorflow.training.build import build_data, build_estimator, build_flow
-from xorflow.training.captured import CapturedEngine
 from xorflow.training.engine import EagerEngine
 
 SMALL = {

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from xorflow import MADE, FactorisedBase, LatentFlow, Layer, _kernels
+from xorflow import MADE, FactorisedBase, LatentFlow, Layer
+from xorflow._cuda import kernels
 from xorflow._math import philox_uniforms
 from xorflow.conditioners import Source
 from xorflow.data import Split
@@ -33,7 +34,7 @@ def test_marginal_matches_float64_autograd(rows: int, features: int) -> None:
 
     found, expected = [], []
     for store, function, dtype in (
-        (found, lambda p, b: _kernels.marginal_total(p, x, b), torch.float32),
+        (found, lambda p, b: kernels.marginal_total(p, x, b), torch.float32),
         (expected, plain, torch.float64),
     ):
         phi, b = (t.detach().clone().to(dtype).requires_grad_() for t in (logits, base))
@@ -68,7 +69,7 @@ def test_marginal_at_large_logits() -> None:
 @pytest.mark.parametrize("start", [0, 1, 7, 8, 1_000_003, 2**33 + 5])
 def test_philox_is_numpys(start: int) -> None:
     for seed, stride, windows, count in [(0, 0, 1, 1), (5, 17, 3, 100), (2**40 + 1, 10_000, 4, 4097)]:
-        ours = _kernels.philox_uniforms(seed, 4, (start, stride), windows, count, CUDA).cpu()
+        ours = kernels.philox_uniforms(seed, 4, (start, stride), windows, count, CUDA).cpu()
         for w in range(windows):
             expected = torch.from_numpy(philox_uniforms(seed, 4, start + w * stride, count))
             assert torch.equal(ours[w], expected)
@@ -104,7 +105,7 @@ def test_binarised_rows_are_the_plain_ones() -> None:
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (256, 784), (1000, 33)])
 def test_column_sums(rows: int, width: int) -> None:
     values = torch.randn(rows, width, device=CUDA)
-    torch.testing.assert_close(_kernels.column_sums(values), values.sum(0), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(kernels.column_sums(values), values.sum(0), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("features", "hidden", "batch"), [(5, 7, 3), (64, 100, 300), (784, 1024, 64)])
@@ -161,7 +162,7 @@ def test_drawn_rows_are_a_function_of_seed_step_and_place(width: int) -> None:
     grey = torch.randint(0, 256, (30, width), dtype=torch.uint8, generator=generator)
     rows = torch.randint(30, (3 * 5,), generator=generator)
     seeds, counter, ahead = torch.tensor([0, 5, 2**39 + 7]), torch.tensor([2**32 + 3]), 4
-    found = _kernels.draw_rows(grey.cuda(), rows.cuda(), seeds.cuda(), counter.cuda(), ahead).cpu().numpy()
+    found = kernels.draw_rows(grey.cuda(), rows.cuda(), seeds.cuda(), counter.cuda(), ahead).cpu().numpy()
     step, quads = int(counter) + ahead, np.arange(-(-width // 4))
     for line, row in enumerate(rows.tolist()):
         words = [quads, *(np.full_like(quads, n) for n in (line % 5, step & 0xFFFFFFFF, step >> 32))]
@@ -177,7 +178,7 @@ def test_drawn_rows_have_the_law_of_their_intensities() -> None:
         torch.zeros(4096, dtype=torch.int64, device=CUDA),
         torch.zeros(1, dtype=torch.int64, device=CUDA),
     )
-    steps = [_kernels.draw_rows(grey, rows, seeds, torch.tensor([s], device=CUDA), 0) for s in range(16)]
+    steps = [kernels.draw_rows(grey, rows, seeds, torch.tensor([s], device=CUDA), 0) for s in range(16)]
     means, p = torch.cat(steps).double().mean(0).cpu(), torch.arange(256).double() / 255
     assert bool(((means - p).abs() <= 5 * (p * (1 - p) / (16 * 4096)).sqrt()).all())  # 5 standard errors
 
@@ -197,7 +198,7 @@ def test_the_marginal_under_vmap_is_the_plain_one(runs: int, rows: int, features
 
     found, expected = [], []
     for store, function, dtype in (
-        (found, _kernels.marginal_total, torch.float32),
+        (found, kernels.marginal_total, torch.float32),
         (expected, plain, torch.float64),
     ):
         phi, b = (t.detach().clone().to(dtype).requires_grad_() for t in (logits, base))
@@ -211,7 +212,7 @@ def test_the_marginal_under_vmap_is_the_plain_one(runs: int, rows: int, features
 @pytest.mark.parametrize(("runs", "rows", "width"), [(1, 1, 1), (8, 256, 784), (3, 1000, 33)])
 def test_column_sums_of_a_stack(runs: int, rows: int, width: int) -> None:
     values = torch.randn(runs, rows, width, device=CUDA)
-    torch.testing.assert_close(_kernels.column_sums(values), values.sum(1), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(kernels.column_sums(values), values.sum(1), rtol=1e-5, atol=1e-4)
 
 
 SHAPES = [(1, 1, 1), (2, 5, 33), (3, 64, 16), (8, 1024, 784), (2, 3, 2500)]
@@ -227,7 +228,7 @@ def _prefixes(rows: int, width: int) -> tuple[Tensor, Tensor]:
 def test_what_lies_beyond_is_zero_and_the_rest_untouched(runs: int, rows: int, width: int) -> None:
     seen, mask = _prefixes(rows, width)
     values = torch.randn(runs, rows, width, device=CUDA)
-    assert torch.equal(_kernels.zero_beyond(values.clone(), seen), values * mask)
+    assert torch.equal(kernels.zero_beyond(values.clone(), seen), values * mask)
 
 
 @pytest.mark.parametrize(("runs", "rows", "width"), SHAPES)
@@ -242,7 +243,7 @@ def test_adam_passes_over_masked_weights(runs: int, rows: int, width: int, decou
         v = square.clone()
         rate, step = torch.tensor(1e-2, device=CUDA), torch.tensor(3.0, device=CUDA)
         settings: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
-        _kernels.adam(p, g, (m, v), rate, step, decoupled=decoupled, seen=known, **settings)
+        kernels.adam(p, g, (m, v), rate, step, decoupled=decoupled, seen=known, **settings)
         results.append((p, m, v))
     for plain, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-7)

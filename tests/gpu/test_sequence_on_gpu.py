@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import xorflow as xf
+from xorflow._cuda.steps import CapturedEngine
 from xorflow.flows import SampleNoise, ways
 from xorflow.training import Options, Trainer, start_from_data
 from xorflow.training.build import build_data, build_estimator, build_flow
-from xorflow.training.captured import CapturedEngine
 from xorflow.training.devices import default_generator
 from xorflow.training.engine import EagerEngine, choose_engine
 from xorflow.training.optimiser import FusedAdam

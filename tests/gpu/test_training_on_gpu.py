@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from tiny_runs import StopAt
+from xorflow._cuda.steps import CapturedEngine
 from xorflow.errors import TrainingError
 from xorflow.estimators import Loss, Marginal
 from xorflow.flows import LatentFlow
 from xorflow.training import Interrupted, Job, Options, Trainer, muon, resume_run, run_jobs, train_run
 from xorflow.training.build import build_data, build_estimator, build_flow
-from xorflow.training.captured import CapturedEngine
 from xorflow.training.engine import EagerEngine, choose_engine
 from xorflow.training.storage import load_tensors
 

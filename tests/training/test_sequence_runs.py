@@ -236,7 +236,7 @@ def test_compiled_blocks_give_the_same(
 ) -> None:
     """Traced and differentiated ahead of time, as any compiler is given them; evaluation and samples stay as they are."""
     monkeypatch.setattr("xorflow.conditioners.transformer._BACKEND", "aot_eager")
-    monkeypatch.setattr("xorflow.training.loop._COMPILED_ON", ("cpu",))
+    monkeypatch.setattr("xorflow._cuda.devices.COMPILED_ON", ("cpu",))
     results = []
     for compiled in (False, True):
         options = images(tmp_path, "transformer", dropout=0.0, compile=compiled, **kind)

@@ -9,6 +9,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
+from rich.text import Text
 
 from xorflow import training
 from xorflow.cli.summary import PAPER_NLL, Figure, reported_part, run_figures

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from xorflow import _kernels
+from xorflow._cuda import devices, kernels
 from xorflow.conditioners.masked import MaskedLinear
 
 _WIDEST_KERNEL = 8192
@@ -142,11 +142,11 @@ class IncrementalMADE:
         if (
             plain
             or (self._wide_in, self._wide_out) != (1, 1)
-            or not _kernels.usable(y)
+            or not devices.usable(y)
             or y.dtype != torch.float32
         ):
             return None
         (into, out), (bias, out_bias) = self._weights, self._biases
         if len(bias) > _WIDEST_KERNEL:
             return None
-        return _kernels.walk_made(y, uniforms.to(y.dtype), into, bias, out, out_bias)
+        return kernels.walk_made(y, uniforms.to(y.dtype), into, bias, out, out_bias)

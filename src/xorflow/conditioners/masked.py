@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from xorflow import _kernels
 from xorflow._autograd import Function
+from xorflow._cuda import devices, kernels
 
 _BLOCKS = 8
 """Into how many bands the rows of a staircase are cut; n bands leave (n + 1) / 2n of the products."""
@@ -163,16 +163,16 @@ def _first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
 
 def _fast(g: Tensor) -> bool:
     """Whether a kernel may take the place of plain operations, which have gradients themselves."""
-    return _kernels.usable(g) and g.dtype == torch.float32 and not torch.is_grad_enabled()
+    return devices.usable(g) and g.dtype == torch.float32 and not torch.is_grad_enabled()
 
 
 def _column_sums(g: Tensor) -> Tensor:
-    return _kernels.column_sums(g) if _fast(g) else g.sum(-2)
+    return kernels.column_sums(g) if _fast(g) else g.sum(-2)
 
 
 def _masked(g_weight: Tensor, mask: Tensor, seen: Tensor | None) -> Tensor:
     if seen is not None and _fast(g_weight):
-        return _kernels.zero_beyond(g_weight, seen)
+        return kernels.zero_beyond(g_weight, seen)
     return g_weight * mask
 
 
@@ -209,7 +209,7 @@ class MaskedLinear(nn.Linear):
         """The product; of that only what is positive, if it is to be rectified."""
         if self._quicker(input):
             flat = input.reshape(-1, self.in_features)
-            bands = self.bands if input.device.type == "cpu" else None
+            bands = None if devices.captures(input.device) else self.bands
             found = _MaskedProduct.apply(flat, self.weight, self.bias, self.mask, self.seen, bands, rectify)
             assert isinstance(found, Tensor)
             return found.reshape(*input.shape[:-1], self.out_features)
@@ -224,7 +224,9 @@ class MaskedLinear(nn.Linear):
         kind = input.device.type
         if self.bias is None or torch.is_autocast_enabled(kind):
             return False
-        return self.bands is not None if kind == "cpu" else kind == "cuda" and torch.is_grad_enabled()
+        if devices.captures(input.device):
+            return torch.is_grad_enabled()
+        return kind == "cpu" and self.bands is not None
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
+from xorflow._cuda import decoding
+from xorflow._cuda.decoding import Launchable
 from xorflow._states import Alphabet
-from xorflow.conditioners import launched
 from xorflow.conditioners.base import Conditioner, Dependence, Source, common_lead
 from xorflow.conditioners.looks import checked_quiet, coordinates, table_of_looks
 from xorflow.conditioners.orderings import Order, image_shape, resolve_order
@@ -347,18 +348,6 @@ class Block:
     last: int
 
 
-@dataclass(frozen=True)
-class Launchable:
-    """A walk on binary states whose steps can be captured: its network, its values (B, D, 1), what steps begin with, and its
-    memory."""
-
-    net: SequenceConditioner
-    core: LaunchableCore
-    values: Tensor
-    fixed: Tensor
-    memory: Any
-
-
 class Walk:
     """One evaluation of a `SequenceConditioner` along its ordering, which remembers what the core made of earlier steps.
 
@@ -407,7 +396,7 @@ class Walk:
 
     def at_once(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
         """x (B, D) from y and noise, in the arrangement of the ordering, each step one launch; None where none is captured."""
-        return launched.at_once([self], y, uniforms)
+        return decoding.at_once([self], y, uniforms)
 
     def launchable(self) -> Launchable | None:
         """What captured steps need; None if this walk has none."""

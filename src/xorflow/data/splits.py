@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xorflow import _kernels
+from xorflow._cuda import devices, kernels
 from xorflow.data.binarisation import TRAIN, binarise
 from xorflow.errors import DataError
 
@@ -131,8 +131,8 @@ class Split:
         """The split binarised once by `binarise`; a split of fixed values is returned as it is."""
         if not self.stochastic:
             return self
-        if _kernels.usable(self.values) and 0 <= seed < 2**63:
-            return Split(_kernels.binarise_once(self.values, seed, stream), self.context)
+        if devices.usable(self.values) and 0 <= seed < 2**63:
+            return Split(kernels.binarise_once(self.values, seed, stream), self.context)
         values = torch.from_numpy(binarise(self.values.cpu().numpy(), seed, stream))
         return Split(values.to(self.device), self.context)
 

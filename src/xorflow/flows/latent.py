@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xorflow import _kernels
+from xorflow._cuda import devices, kernels
 from xorflow._math import ENUMERATION_LIMIT, enumerate_states
 from xorflow.errors import Intractable
 from xorflow.flows.distribution import FlowDistribution
@@ -64,8 +64,8 @@ class LatentFlow(Stack):
         transform = self.layers[-1].transform
         if isinstance(nodes, BinaryNodes) and transform.is_xor and _is_plain(nodes.logits, point.state):
             fits = nodes.logits.dtype == point.state.dtype == self.base.logits.dtype == torch.float32
-            if _kernels.usable(nodes.logits) and fits:
-                return _kernels.marginal_total(nodes.logits, point.state, self.base.logits)
+            if devices.usable(nodes.logits) and fits:
+                return kernels.marginal_total(nodes.logits, point.state, self.base.logits)
             return marginal_total(nodes.logits, point.state, self.base.logits)
         rewards = transform.outcomes(self.base.log_table(), point.state)
         return nodes.log_mixture(rewards).sum(-1)

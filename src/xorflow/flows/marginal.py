@@ -1,7 +1,8 @@
 r"""The marginal likelihood of binary features at depth 1, with its gradient in closed form.
 
 What `Transform.outcomes` and `Nodes.log_mixture` compute together, in half as many operations over the batch:
-autograd would stack the two outcomes of each feature, and take the stack apart again. On CUDA one launch does it (`_kernels`).
+autograd would stack the two outcomes of each feature, and take the stack apart again. On CUDA one launch
+does it (`_cuda.kernels`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -62,18 +61,3 @@ def default_generator(device: torch.device) -> torch.Generator:
     return (
         torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
     )
-
-
-_OF_THREAD = threading.local()
-
-
-def stream_of_thread(device: torch.device, purpose: str) -> torch.cuda.Stream:
-    """A CUDA stream that this thread keeps for a purpose.
-
-    PyTorch has 32 streams and deals them out in turn: threads that took a new one for every run would soon share theirs with
-    the stream on which another thread captures, and whatever they launch there would fail.
-    """
-    kept: dict[tuple[torch.device, str], torch.cuda.Stream] = _OF_THREAD.__dict__.setdefault("streams", {})
-    if (device, purpose) not in kept:
-        kept[device, purpose] = torch.cuda.Stream(device)
-    return kept[device, purpose]

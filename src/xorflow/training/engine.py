@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from xorflow import _kernels
+from xorflow._cuda import devices, kernels
+from xorflow._cuda.proof import proved_engine
+from xorflow._cuda.steps import Engine, StepNumber
 from xorflow.data import Split
 from xorflow.estimators import Estimator
 from xorflow.flows import LatentFlow
@@ -30,14 +31,6 @@ class Feed:
     context: Tensor | None
     draws: Tensor | None
     chances: Tensor | None = None  # with which x was drawn, for estimators that look at them
-
-
-@dataclass(frozen=True)
-class StepNumber:
-    """Which step noise is drawn for: one whose number is on the device, where a captured launch finds it, or one after it."""
-
-    counter: Tensor  # (1,) int64
-    ahead: int
 
 
 @dataclass
@@ -73,6 +66,10 @@ class Machinery:
     def device(self) -> torch.device:
         return self.bound_sum.device
 
+    @property
+    def rows(self) -> int:
+        return len(self.train)
+
     def prepare(self, rows: Tensor, step: StepNumber) -> Feed:
         if draws_rows_at_once(self):
             x, context = draw_rows(self.train, rows, self.seeds, step)
@@ -84,7 +81,7 @@ class Machinery:
         return Feed(x, context if self.flow.context_features else None, draws, chances)
 
     def run(self, feed: Feed, average_weight: float | Tensor) -> None:
-        with quick_products(products_are_quick(self)):
+        with quick_products(devices.rounds_products(self.device, self.options.precision)):
             self._run(feed, average_weight)
 
     def _run(self, feed: Feed, average_weight: float | Tensor) -> None:
@@ -116,7 +113,20 @@ class Machinery:
         for name, tensor in self.average.items():
             move_average(tensor, current[name], weight)
 
+    def schedule(self, step: int) -> tuple[float, float]:
+        """The learning rate of step `step` (from 0), and how much of the weights it leaves then goes into their average."""
+        return learning_rate(self.options, step, self.total_steps), average_weight(self.options, step)
+
+    def generators(self) -> list[torch.Generator]:
+        """All that a step draws from."""
+        return [self.generator, *([default_generator(self.device)] if has_dropout(self.flow) else ())]
+
+    def trained_tensors(self) -> list[Tensor]:
+        """The weights, and their average."""
+        return [*self.step.parameters(), *(self.average or {}).values()]
+
     def mutable_tensors(self) -> list[Tensor]:
+        """Every tensor that a step changes in place."""
         modules = [*self.step.parameters(), *self.step.buffers()]
         return [*modules, *state_tensors(self.optimiser), *(self.average or {}).values(), self.bound_sum]
 
@@ -127,7 +137,9 @@ def parts_of(feed: Feed, count: int) -> Iterator[tuple[Feed, float]]:
     if count == 1:
         yield feed, 1.0
         return
-    for part in torch.arange(rows).tensor_split(min(count, rows)):
+    for part in np.array_split(
+        np.arange(rows), min(count, rows)
+    ):  # on the host: a capture asks no device for them
         rows_of_part = slice(int(part[0]), int(part[-1]) + 1)
         context = None if feed.context is None else feed.context[rows_of_part]
         draws = None if feed.draws is None else feed.draws[:, rows_of_part]
@@ -138,23 +150,18 @@ def parts_of(feed: Feed, count: int) -> Iterator[tuple[Feed, float]]:
 def draws_rows_at_once(work: Machinery) -> bool:
     """Whether one launch gathers, binarises and encodes a batch: grey images on CUDA, and float32 networks."""
     binary = work.flow.states.binary and work.flow.dtype == torch.float32
-    return work.train.stochastic and binary and _kernels.usable(work.train.values)
+    return work.train.stochastic and binary and devices.usable(work.train.values)
 
 
 def draw_rows(train: Split, rows: Tensor, seeds: Tensor, step: StepNumber) -> tuple[Tensor, Tensor | None]:
     """The encoded rows, and their context."""
-    x = _kernels.draw_rows(train.values, rows, seeds, step.counter, step.ahead)
+    x = kernels.draw_rows(train.values, rows, seeds, step.counter, step.ahead)
     return x, None if train.context is None else train.context.index_select(0, rows)
 
 
 def has_dropout(module: nn.Module) -> bool:
     """Whether a pass in training draws numbers by itself, from the process's generator."""
     return any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules())
-
-
-def products_are_quick(work: Machinery) -> bool:
-    """Whether a run's float32 products may round their operands."""
-    return work.device.type == "cuda" and work.options.precision in ("auto", "tf32")
 
 
 def stats_of(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -177,38 +184,6 @@ def average_weight(options: Options, step: int) -> float:
     return max(1 - options.average, 1 / (step + 2))
 
 
-def _drawn_from(work: Machinery) -> list[torch.Generator]:
-    """All generators that a step draws from."""
-    return [work.generator, *([default_generator(work.device)] if has_dropout(work.flow) else ())]
-
-
-def _out_of_capture(generator: torch.Generator) -> None:
-    """Free a generator from a capture that failed, which would never let go of it; it goes on where it stands."""
-    fresh = torch.Generator(generator.device)
-    fresh.set_state(generator.get_state())
-    generator.graphsafe_set_state(fresh.graphsafe_get_state())
-
-
-@contextmanager
-def undone(work: Machinery) -> Iterator[None]:
-    """Whatever steps happen inside leave no trace: tensors are restored in place, and the generators too."""
-    generators = _drawn_from(work)
-    noise = [generator.get_state() for generator in generators]
-    known = {id(t) for t in work.mutable_tensors()}
-    saved = [(t, t.detach().clone()) for t in work.mutable_tensors()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in saved:
-                tensor.copy_(value)
-            for tensor in work.mutable_tensors():
-                if id(tensor) not in known:  # the optimiser's state, which began at zero
-                    tensor.zero_()
-        for generator, state in zip(generators, noise, strict=True):
-            generator.set_state(state)
-
-
 class EagerEngine:
     """The plain path, on any device: the reference for the captured one."""
 
@@ -226,7 +201,7 @@ class EagerEngine:
         """Step number `step`, on the `batch`-th batch of the epoch; how many of at most `most` steps were made."""
         del most
         work = self._work
-        rate = learning_rate(work.options, step, work.total_steps)
+        rate, weight = work.schedule(step)
         for group in work.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
@@ -234,40 +209,22 @@ class EagerEngine:
                 group["lr"] = rate
         first = batch * work.batch_size
         rows = self._order[first : first + work.batch_size]
-        work.run(work.prepare(rows, StepNumber(self._start, step)), average_weight(work.options, step))
+        work.run(work.prepare(rows, StepNumber(self._start, step)), weight)
         return 1
 
 
-class Engine(Protocol):
-    """What makes steps: `begin_epoch` hands over the order of rows, `advance` makes one step or more."""
-
-    def begin_epoch(self, order: Tensor, batch: int) -> None: ...
-    def advance(self, batch: int, step: int, most: int) -> int: ...
-
-
 def choose_engine(work: Machinery, step: int) -> tuple[Engine, str | None]:
-    """The captured engine where that is possible; otherwise the eager one, and why."""
-    if work.device.type != "cuda":
-        return EagerEngine(work), None
+    """The captured engine where that is possible and makes the steps of the eager one; otherwise that, and why."""
+    eager = EagerEngine(work)
+    if not devices.captures(work.device):
+        return eager, None
     if work.options.precision == "16-mixed":
-        return EagerEngine(work), "the scaling of 16-mixed gradients decides on the host"
+        return eager, "the scaling of 16-mixed gradients decides on the host"
     reason = work.estimator.not_capturable(work.flow)
     if reason is not None:
-        return EagerEngine(work), reason
-    from xorflow.training.captured import CapturedEngine
-
-    try:
-        return CapturedEngine(work, step), None
-    except torch.OutOfMemoryError:
-        raise
-    except (
-        RuntimeError
-    ) as error:  # whatever is wrong with the step itself is found again, and said, by the plain path
-        torch.cuda.current_stream(work.device).synchronize()
-        for generator in _drawn_from(work):
-            _out_of_capture(generator)
-        said = str(error.__context__ or error).strip().splitlines()[0]
-        return EagerEngine(work), f"capturing one failed ({said})"
+        return eager, reason
+    captured, reason = proved_engine(work, step, eager)
+    return captured or eager, reason
 
 
 @functools.cache

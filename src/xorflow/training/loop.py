@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from xorflow import evaluate
+from xorflow._cuda import devices
 from xorflow.conditioners.transformer import attention_stacks
 from xorflow.data import Dataset, Split
 from xorflow.errors import ConfigError, TrainingError
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-_COMPILED_ON = ("cuda",)
-"""Where compiling is worth its minute, and needs no compiler beside PyTorch's own."""
 _DROPOUT_SEEDS = 2**42
 """Added to a run's seed for dropout, beyond all seeds: the numbers that binarise rows must not be those that drop units."""
 
@@ -99,7 +98,7 @@ class Trainer:
         self.total_steps = self.steps_per_epoch * options.epochs
         estimator.prepare(admitted, self.total_steps)
         self.step_module = Step(admitted, estimator)
-        if options.compile and self.device.type in _COMPILED_ON:
+        if options.compile and devices.compiles(self.device):
             for part in attention_stacks(flow):
                 part.compile_blocks()
         with quick_products(self.device.type == "cuda"):  # otherwise Fabric logs advice to switch them on
@@ -130,7 +129,7 @@ class Trainer:
             clip=lambda: self.fabric.clip_gradients(
                 wrapped, self.optimiser, max_norm=options.clip, error_if_nonfinite=False
             ),
-            check=self._check_loss if self.device.type == "cpu" else None,
+            check=None if devices.captures(self.device) or self.device.type != "cpu" else self._check_loss,
             train=self.dataset.train,
             options=options,
             generator=self.generator,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from xorflow._cuda import devices
 from xorflow.conditioners.transformer import AttentionBlock
 
 _MOMENTUM = 0.95
@@ -93,7 +94,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     True
     """
     # rounding only makes a direction that is rough anyway a little rougher
-    rounded = matrices.device.type == "cuda" and matrices.dtype == torch.float32
+    rounded = devices.captures(matrices.device) and matrices.dtype == torch.float32
     found = matrices.bfloat16() if rounded else matrices
     tall = matrices.shape[1] > matrices.shape[2]
     found = found.mT if tall else found

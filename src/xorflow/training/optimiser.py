@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xorflow import _kernels
+from xorflow._cuda import devices, kernels
 from xorflow.conditioners import MaskedLinear
 from xorflow.training.muon import Muon, hidden_matrices
 from xorflow.training.options import Options
@@ -46,7 +46,7 @@ class FusedAdam(torch.optim.Optimizer):
     def _change(self, p: Tensor, group: dict[str, Any]) -> None:
         assert p.grad is not None
         state = self._state_of(p)
-        _kernels.adam(
+        kernels.adam(
             p,
             p.grad,
             (state["exp_avg"], state["exp_avg_sq"]),
@@ -89,10 +89,10 @@ def _make(
     decoupled = options.optimiser == "adamw"
     plain = all(p.dtype == torch.float32 for group in groups for p in group["params"])
     plain = plain and options.precision != "64-true"  # for which Fabric changes the weights only afterwards
-    if isinstance(rate, Tensor) and _kernels.available() and plain and fused:
+    if isinstance(rate, Tensor) and devices.has_kernels(device) and plain and fused:
         return FusedAdam(groups, lr=rate, decoupled=decoupled, seen=seen)
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-    return kind(groups, lr=rate, fused=fused, capturable=device.type == "cuda")
+    return kind(groups, lr=rate, fused=fused, capturable=devices.captures(device))
 
 
 def _muon(module: nn.Module, groups: list[dict[str, Any]], options: Options, device: torch.device) -> Muon:
@@ -104,11 +104,11 @@ def _muon(module: nn.Module, groups: list[dict[str, Any]], options: Options, dev
     others = [group | {"params": [p for p in group["params"] if id(p) not in taken]} for group in groups]
     own = [{"params": p, "weight_decay": options.weight_decay, "parts": n} for n, p in matrices.items()]
     found = [group for group in (*own, *others) if group["params"]]
-    return Muon(found, lr=_rate(options, device), fused=_fused(options), capturable=device.type == "cuda")
+    return Muon(found, lr=_rate(options, device), fused=_fused(options), capturable=devices.captures(device))
 
 
 def _rate(options: Options, device: torch.device) -> float | Tensor:
-    return torch.tensor(options.lr, device=device) if device.type == "cuda" else options.lr
+    return torch.tensor(options.lr, device=device) if devices.captures(device) else options.lr
 
 
 def _fused(options: Options) -> bool:

@@ -1,4 +1,4 @@
-"""The kernels behind `_kernels`; importing this needs Triton."""
+"""The kernels behind `kernels`; importing this needs Triton."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 _CAPTURING = threading.Lock()
 
 
@@ -25,3 +27,18 @@ def capturing() -> Iterator[None]:
         finally:
             if was_on:
                 gc.enable()
+
+
+_OF_THREAD = threading.local()
+
+
+def stream_of_thread(device: torch.device, purpose: str) -> torch.cuda.Stream:
+    """A CUDA stream that this thread keeps for a purpose.
+
+    PyTorch has 32 streams and deals them out in turn: threads that took a new one for every run would soon share theirs with
+    the stream on which another thread captures, and whatever they launch there would fail.
+    """
+    kept: dict[tuple[torch.device, str], torch.cuda.Stream] = _OF_THREAD.__dict__.setdefault("streams", {})
+    if (device, purpose) not in kept:
+        kept[device, purpose] = torch.cuda.Stream(device)
+    return kept[device, purpose]

@@ -7,25 +7,12 @@ PyTorch's CUDA builds; nothing here is imported without it.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from xorflow._autograd import Function
-
-
-@functools.cache
-def available() -> bool:
-    """Whether Triton can be imported; a CUDA device is the caller's business."""
-    return importlib.util.find_spec("triton") is not None
-
-
-def usable(tensor: Tensor) -> bool:
-    """Whether a kernel can work on this tensor."""
-    return tensor.is_cuda and available()
 
 
 def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
@@ -45,9 +32,9 @@ def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
 class _MarginalTotal(Function):
     @staticmethod
     def forward(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        from xorflow import _triton
+        from xorflow._cuda import triton_kernels
 
-        return _triton.marginal_forward(logits, x, base_logits)
+        return triton_kernels.marginal_forward(logits, x, base_logits)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # noqa: ARG004
@@ -56,10 +43,10 @@ class _MarginalTotal(Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        from xorflow import _triton
+        from xorflow._cuda import triton_kernels
 
         logits, x, base_logits = ctx.saved_tensors
-        g_logits, g_base = _triton.marginal_backward(gradients[0].contiguous(), logits, x, base_logits)
+        g_logits, g_base = triton_kernels.marginal_backward(gradients[0].contiguous(), logits, x, base_logits)
         return g_logits, None, g_base
 
     @staticmethod
@@ -90,9 +77,9 @@ def walk_made(
         out: weights out of it (D, H).
         out_bias: of the output (D,).
     """
-    from xorflow import _triton
+    from xorflow._cuda import triton_kernels
 
-    return _triton.walk_made(y, uniforms, into, bias, out, out_bias)
+    return triton_kernels.walk_made(y, uniforms, into, bias, out, out_bias)
 
 
 def philox_uniforms(
@@ -108,23 +95,23 @@ def philox_uniforms(
         count: numbers in each.
         device: a CUDA device.
     """
-    from xorflow import _triton
+    from xorflow._cuda import triton_kernels
 
-    return _triton.philox_uniforms(seed, stream, starts, windows, count, device)
+    return triton_kernels.philox_uniforms(seed, stream, starts, windows, count, device)
 
 
 def column_sums(values: Tensor) -> Tensor:
     """The sums (..., D) of contiguous float32 values (..., B, D) over their rows, in a fixed order."""
-    from xorflow import _triton
+    from xorflow._cuda import triton_kernels
 
-    return _triton.column_sums(values)
+    return triton_kernels.column_sums(values)
 
 
 def zero_beyond(values: Tensor, seen: Tensor) -> Tensor:
     """Set to zero, in place, what lies beyond the first `seen` (R,) columns of each row of contiguous float32 (..., R, C)."""
-    from xorflow import _triton
+    from xorflow._cuda import triton_kernels
 
-    return _triton.zero_beyond(values, seen)
+    return triton_kernels.zero_beyond(values, seen)
 
 
 def draw_rows(intensities: Tensor, rows: Tensor, seeds: Tensor, counter: Tensor, ahead: int) -> Tensor:
@@ -140,16 +127,16 @@ def draw_rows(intensities: Tensor, rows: Tensor, seeds: Tensor, counter: Tensor,
         counter: (1,) int64, a number of a step, on the device.
         ahead: how many steps after that one.
     """
-    from xorflow import _triton
+    from xorflow._cuda import triton_kernels
 
-    return _triton.draw_rows(intensities.contiguous(), rows.contiguous(), seeds, counter, ahead)
+    return triton_kernels.draw_rows(intensities.contiguous(), rows.contiguous(), seeds, counter, ahead)
 
 
 def binarise_once(intensities: Tensor, seed: int, stream: int) -> Tensor:
     """The draw of `data.binarise`, pixel for pixel, made where the intensities are."""
-    from xorflow import _triton
+    from xorflow._cuda import triton_kernels
 
-    return _triton.binarise_once(intensities.contiguous(), seed, stream)
+    return triton_kernels.binarise_once(intensities.contiguous(), seed, stream)
 
 
 def adam(
@@ -180,6 +167,6 @@ def adam(
         seen: of a parameter (..., R, C), how many columns (R,) of each row are not masked; the others, zero like their
             gradient, are passed over.
     """
-    from xorflow import _triton
+    from xorflow._cuda import triton_kernels
 
-    _triton.adam(parameter, gradient, averages, rate, step, betas, eps, weight_decay, decoupled, seen)
+    triton_kernels.adam(parameter, gradient, averages, rate, step, betas, eps, weight_decay, decoupled, seen)

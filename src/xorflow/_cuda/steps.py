@@ -4,23 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from xorflow._capture import capturing
-from xorflow.training.devices import stream_of_thread
-from xorflow.training.engine import Feed, Machinery, StepNumber, average_weight, undone
-from xorflow.training.step import learning_rate
+from xorflow._cuda.capture import capturing, stream_of_thread
 
 _WARM_UP_STEPS = 3
 """Steps made before a capture, so that libraries and the optimiser have allocated all they will; undone."""
 
-_STEPS_A_LAUNCH = 8
+STEPS_A_LAUNCH = 8
 """Steps in one launch: what the host does for a launch, and between launches, counts a fraction for each."""
 
 _ALIGNED = 4
 """Learning rates lie 16 bytes apart: Triton compiles a kernel anew for pointers that are aligned in another way."""
+
+
+@dataclass(frozen=True)
+class StepNumber:
+    """Which step noise is drawn for: one whose number is on the device, where a captured launch finds it, or one after it."""
+
+    counter: Tensor  # (1,) int64
+    ahead: int
+
+
+class Work(Protocol):
+    """What an engine drives; everything that a step changes is changed in place."""
+
+    optimiser: torch.optim.Optimizer
+    generator: torch.Generator
+    bound_sum: Tensor
+    batch_size: int
+    total_steps: int
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def rows(self) -> int: ...
+    def schedule(self, step: int) -> tuple[float, float]: ...
+    def prepare(self, rows: Tensor, step: StepNumber) -> Any: ...
+    def run(self, feed: Any, average_weight: float | Tensor) -> None: ...
+    def generators(self) -> list[torch.Generator]: ...
+    def trained_tensors(self) -> list[Tensor]: ...
+    def mutable_tensors(self) -> list[Tensor]: ...
+
+
+class Engine(Protocol):
+    """What makes steps: `begin_epoch` hands over the order of rows, `advance` makes one step or more."""
+
+    def begin_epoch(self, order: Tensor, batch: int) -> None: ...
+    def advance(self, batch: int, step: int, most: int) -> int: ...
 
 
 class CapturedEngine:
@@ -34,22 +69,19 @@ class CapturedEngine:
         step: the number of the first one.
     """
 
-    def __init__(self, work: Machinery, step: int) -> None:
+    def __init__(self, work: Work, step: int) -> None:
         self._work = work
-        device, options, total = work.device, work.options, work.total_steps
-        steps = range(total + _STEPS_A_LAUNCH)
-        schedule = [
-            [learning_rate(options, s, total) for s in steps],
-            [average_weight(options, s) for s in steps],
-        ]
-        table = torch.tensor(schedule, dtype=torch.float32, device=device)
+        device = work.device
+        schedule = [work.schedule(s) for s in range(work.total_steps + STEPS_A_LAUNCH)]
+        table = torch.tensor(schedule, dtype=torch.float32, device=device).T
         self._schedule = table.unsqueeze(-1).repeat(1, 1, _ALIGNED)  # (2, steps, 4)
-        self._order = torch.zeros(len(work.train), dtype=torch.int64, device=device)
-        self._ahead = torch.arange(_STEPS_A_LAUNCH, device=device)
-        self._places = torch.arange(_STEPS_A_LAUNCH * work.batch_size, device=device)
+        self._order = torch.zeros(work.rows, dtype=torch.int64, device=device)
+        self._ahead = torch.arange(STEPS_A_LAUNCH, device=device)
+        self._places = torch.arange(STEPS_A_LAUNCH * work.batch_size, device=device)
         # the number of the step, and the place of its first row in the order
         self._counters = torch.tensor([step, 0], device=device)
         self._increments = torch.tensor([1, work.batch_size], device=device)
+        self._first = step
         self._branch = stream_of_thread(device, "branch")
         with capturing():
             self._one, self._several = self._capture()
@@ -73,7 +105,7 @@ class CapturedEngine:
                 feed = following
         self._counters.add_(self._increments, alpha=count)
 
-    def _prepare_beside(self, rows: Tensor, ahead: int) -> Feed:
+    def _prepare_beside(self, rows: Tensor, ahead: int) -> Any:
         """What the next step is fed, made while this one runs.
 
         Its memory belongs to the branch, which takes it back only after it has waited for the step that used it.
@@ -94,7 +126,7 @@ class CapturedEngine:
                     self._steps(1)
                     self._counters.copy_(start)
             current.wait_stream(aside)
-            graphs = self._record(1), self._record(_STEPS_A_LAUNCH)
+            graphs = self._record(1), self._record(STEPS_A_LAUNCH)
         self._counters.copy_(start)
         return graphs
 
@@ -112,6 +144,10 @@ class CapturedEngine:
 
     # ---- what happens at each step ----
 
+    def rewind(self) -> None:
+        """The next step is the first one again."""
+        self._counters[0].fill_(self._first)
+
     def begin_epoch(self, order: Tensor, batch: int) -> None:
         """Take the order of rows, (N,), of a new epoch, to be entered at its `batch`-th batch."""
         self._order.copy_(order, non_blocking=True)
@@ -120,9 +156,9 @@ class CapturedEngine:
     def advance(self, batch: int, step: int, most: int) -> int:
         """Launch one step, or several if as many are left; the loss is not looked at."""
         del batch, step
-        if most >= _STEPS_A_LAUNCH:
+        if most >= STEPS_A_LAUNCH:
             self._several.replay()
-            return _STEPS_A_LAUNCH
+            return STEPS_A_LAUNCH
         self._one.replay()
         return 1
 
@@ -135,3 +171,23 @@ def _rates_kept(optimiser: torch.optim.Optimizer) -> Iterator[None]:
     finally:
         for group, rate in zip(optimiser.param_groups, rates, strict=True):
             group["lr"] = rate
+
+
+@contextmanager
+def undone(work: Work) -> Iterator[None]:
+    """Whatever steps happen inside leave no trace: tensors are restored in place, and the generators too."""
+    generators = work.generators()
+    noise = [generator.get_state() for generator in generators]
+    known = {id(t) for t in work.mutable_tensors()}
+    saved = [(t, t.detach().clone()) for t in work.mutable_tensors()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in saved:
+                tensor.copy_(value)
+            for tensor in work.mutable_tensors():
+                if id(tensor) not in known:  # the optimiser's state, which began at zero
+                    tensor.zero_()
+        for generator, state in zip(generators, noise, strict=True):
+            generator.set_state(state)

@@ -7,19 +7,33 @@ the time. What distinguishes one step from another is its number, which is kept 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from xorflow._capture import capturing
+from xorflow._cuda import devices
+from xorflow._cuda.capture import capturing
 from xorflow._math import mean_log_odds
 
-if TYPE_CHECKING:
-    from xorflow.conditioners.sequence import Launchable, Walk
 
-LAUNCHED_ON = ("cuda",)
-"""Where captured steps are worth their capture; tests walk the same way elsewhere."""
+@dataclass(frozen=True)
+class Launchable:
+    """A walk on binary states whose steps can be captured: its network, its values (B, D, 1), what steps begin with, and its
+    memory."""
+
+    net: Any
+    core: Any
+    values: Tensor
+    fixed: Tensor
+    memory: Any
+
+
+class Walk(Protocol):
+    """What may have such steps."""
+
+    def launchable(self) -> Launchable | None: ...
 
 
 def at_once(walks: Sequence[Walk], y: Tensor, uniforms: Tensor) -> Tensor | None:
@@ -34,7 +48,7 @@ def at_once(walks: Sequence[Walk], y: Tensor, uniforms: Tensor) -> Tensor | None
     """
     parts = [part for part in (walk.launchable() for walk in walks) if part is not None]
     alike = len(parts) == len(walks) and len({part.net.quiet for part in parts}) == 1
-    if not alike or y.dim() != 2 or y.device.type not in LAUNCHED_ON:
+    if not alike or y.dim() != 2 or not devices.decodes_in_launches(y.device):
         return None
     try:
         return LaunchedWalk(parts, y, uniforms).run()
@@ -69,7 +83,7 @@ class LaunchedWalk:
         for rank in range(self._net.features):
             launch = loud if quiet is None or steps[rank + 1] > steps[rank] else quiet
             launch()
-        if self._y.device.type == "cuda":  # the launches use memory that goes with them
+        if devices.captures(self._y.device):  # the launches use memory that goes with them
             torch.cuda.current_stream(self._y.device).synchronize()
         return self._values.squeeze(-1).index_select(1, self._net.visits)
 
@@ -104,7 +118,7 @@ class LaunchedWalk:
     def _recorded(self, act: Callable[[], None]) -> Callable[[], None]:
         """What does the same in one launch; afterwards no step has been taken."""
         device = self._y.device
-        if device.type != "cuda":
+        if not devices.captures(device):
             return act
         # a stream of its own, on which libraries get their memory before the capture: what they get in one dies with it
         stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
