@@ -52,7 +52,7 @@ def test_marginal_at_large_logits() -> None:
     )
     logits, base, x = (column[:, None].contiguous().to(CUDA) for column in rows.T)
     phi, b = logits.clone().requires_grad_(), base.clone().requires_grad_()
-    value = _kernels.marginal_total(phi, x, b)
+    value = kernels.marginal_total(phi, x, b)
     value.sum().backward()
     f, one = logits.double().sigmoid(), base.double().sigmoid()
     p = torch.where(x > 0, one, 1 - one)
