@@ -59,11 +59,6 @@ def _narrow(options: Options, width: int, epochs: int) -> dict[str, Any]:
     }
 
 
-def _short(code: str | None) -> str | None:
-    """As many groups, of few features: small images have few to spare."""
-    return None if code is None else f"{code.partition('x')[0]}x2"
-
-
 _DIGITS, _DIGITS_TEST, _DIGITS_SIDE, _DIGITS_MARGIN = 360, 100, 8, 6
 
 BUDGETS: tuple[Budget, ...] = (
@@ -73,7 +68,7 @@ BUDGETS: tuple[Budget, ...] = (
         seeds=2,
         samples=8,
         rows=None,
-        changes=lambda options: _narrow(options, 16, 2) | {"batch_size": 50, "code": _short(options.code)},
+        changes=lambda options: _narrow(options, 16, 2) | {"batch_size": 50},
         validation=60,
         digits=True,
     ),

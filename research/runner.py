@@ -29,7 +29,7 @@ from research.files import (
     read_trained,
 )
 from research.samples import draw_samples
-from xorflow import CheckpointError, ConfigError, UserError
+from xorflow import CheckpointError, ConfigError, LatentFlow, UserError
 from xorflow.data import Dataset, Split
 from xorflow.training import (
     HARMLESS,
@@ -41,6 +41,7 @@ from xorflow.training import (
     build_data,
     open_run,
     out_of_memory_as_error,
+    prepare_run,
     read_config,
     resolve_device,
     run_jobs,
@@ -86,6 +87,7 @@ class Experiment:
         reference: the figure of a row that is computed, without training.
         starts: by row, the row whose run of the same seed and phase it starts from.
         selection: the run that chooses the epochs of a final run.
+        build: the model of a row that no options describe, for options and data; None for the others.
     """
 
     command: str
@@ -94,6 +96,7 @@ class Experiment:
     reference: Callable[[Any, Dataset], dict[str, Any]] | None = None
     starts: Mapping[str, TrainedRow] = field(default_factory=dict)
     selection: Callable[[RunName], RunName] = own_selection
+    build: Callable[[Any, Options, Dataset], LatentFlow | None] = lambda row, options, dataset: None  # noqa: ARG005
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,11 @@ class Runner:
             options = options.replace(start=str(self._weights(start, name)))
         folder = name.folder(self._work)
         self._names[folder] = name
+        flow = self._request.experiment.build(name.row, options, self._dataset(options).to("cpu"))
+        if flow is not None:
+            options = options.without_model()
+            if not folder.exists():
+                prepare_run(flow, options, self._dataset(options).to("cpu"), folder)
         return Job(options, folder, f"{name.row.id}.{name.variant}.{name.phase}")
 
     def _weights(self, start: RunName, name: RunName) -> Path:
@@ -316,8 +324,8 @@ class Runner:
             "variant": name.variant,
             "seed": name.seed,
             "phase": name.phase,
-            # what a run starts from is a row here: where the runs lie is no part of the results
-            "config": job.options.to_json() | {"start": self._options(name).start},
+            # as the row says it: where the runs lie is no part of the results
+            "config": self._options(name).replace(epochs=job.options.epochs).to_json(),
             "epochs": job.options.epochs,
             "best_epoch": result["best_epoch"],
             "selection": _selection(name, result),

@@ -33,6 +33,7 @@ class DepthRow:
         samples: at most so many of the importance-sampled bound.
         read: the base, `fixed`, on which a plain likelihood is read; None for the base that it was trained on.
         start: the row whose run of the same seed it starts from.
+        code: what hand-made layers before the last write, GROUPSxFEATURES; see `codes`.
         milliseconds: about what a step takes on one H200, of all its seeds together, by which work is planned.
     """
 
@@ -45,6 +46,7 @@ class DepthRow:
     samples: int = 1000
     read: Literal["fixed"] | None = None
     start: str | None = None
+    code: str | None = None
     milliseconds: float = 0.3
 
     @property
@@ -67,8 +69,9 @@ class DepthRow:
         """All options, before a budget or a phase changes any; a start is named by its row."""
         if variant != "ours":
             raise ConfigError(f"row {self.id} has no variant {variant!r}")
-        start = {} if self.start is None else {"start": f"rows/{self.start}"}
-        return Options().replace(**self.training, **start)
+        return Options().replace(
+            **self.training, start="biases" if self.start is None else f"rows/{self.start}"
+        )
 
     @property
     def seconds(self) -> float:
@@ -135,8 +138,6 @@ def _code(depth: int, code: str, **of_row: Any) -> DepthRow:
         order="inward",
         direct=True,
         hidden=[_WIDTHS[1] - depth * _DIRECT],
-        code=code,
-        freeze=depth - 1,
         estimator="marginal:samples=1",
         **_PLAIN,
     )
@@ -148,6 +149,7 @@ def _code(depth: int, code: str, **of_row: Any) -> DepthRow:
         training,
         read="fixed",
         samples=_FEWER_SAMPLES,
+        code=code,
         **of_row,
     )
 

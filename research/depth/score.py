@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from research.budgets import Budget, Phase
+from research.depth.codes import coded_flow
 from research.depth.rows import DEPTH_ROWS, STARTS, DepthRow
 from research.paper.published import PAPER_TABLE
 from research.paper.score import limited, reference
 from research.results import VERSION
 from research.runner import Experiment
 from xorflow import FactorisedBase, LatentFlow, Mixture, evaluate
-from xorflow.data import Split
+from xorflow.data import Dataset, Split
 from xorflow.flows import read_on
-from xorflow.training import refitted
+from xorflow.training import Options, refitted
 
 DEPTH_COUNTS = 0.001
 """A layer that flips a smaller part of the pixels than this is no depth."""
@@ -189,5 +190,15 @@ def _planned(row: DepthRow) -> dict[str, Any]:
     }
 
 
-DEPTH = Experiment("depth", depth_plan, depth_score, reference, STARTS)
+def _built(row: DepthRow, options: Options, dataset: Dataset) -> LatentFlow | None:
+    """The flow of a row with a code; small images have few features to spare, so that groups are small there."""
+    if row.code is None:
+        return None
+    groups = row.code.partition("x")[0]
+    return coded_flow(row.code if dataset.features >= _LARGE else f"{groups}x2", options, dataset)
+
+
+_LARGE = 784
+
+DEPTH = Experiment("depth", depth_plan, depth_score, reference, STARTS, build=_built)
 """Whether depth pays."""

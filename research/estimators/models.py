@@ -135,7 +135,7 @@ def own_models(budget: StudyBudget, work: Path, device: str) -> tuple[Subject, .
     small = {
         depth: Options(
             data=str(work.absolute() / f"pixels{features}.npy"), layers=depth, order="alternating",
-            hidden=(16,), posterior="mlp", base="fixed", estimator="full-posterior:kl=suffix", epochs=8,
+            hidden=(16,), posterior="mlp", base="fixed", start="biases", estimator="full-posterior:kl=suffix", epochs=8,
             batch_size=50, evaluation_samples=8,
         )
         for depth, features in ((2, 4), (3, 3))
@@ -162,6 +162,7 @@ def image_options(budget: StudyBudget, work: Path) -> Options:
         **own,
         hidden=[budget.hidden],
         base="fixed",
+        start="biases",
         epochs=budget.epochs,
         batch_size=50 if budget.digits else 128,
         evaluation_samples=min(budget.samples, 64),

@@ -84,6 +84,7 @@ _CLOSED_FORM = (
 )
 _SHARED: Recipe = {
     "base": "fixed",
+    "start": "biases",
     "hidden": [1024],
     "batch_size": 128,
     "epochs": 100,
@@ -272,7 +273,7 @@ def choices(options: Options) -> str:
         if options.schedule == "cosine"
         else "constant learning rate",
         "output biases started at the pixels' frequencies"
-        if options.start == "data"
+        if options.start != "random"
         else "random initialisation",
     ]
     if options.layers is not None and options.layers > 1:

@@ -42,8 +42,12 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "foreign": (lambda run: (run / "config.json").unlink(), "the run's configuration is missing"),
     "not JSON": (lambda run: truncate(run / "config.json"), "the run's configuration is damaged"),
     "newer": (
-        lambda run: edit(run, version=2, model=None),
-        "has version 2, this xorflow reads version 1; a newer",
+        lambda run: edit(run, version=3, model=None),
+        "has version 3, this xorflow reads version 2; a newer",
+    ),
+    "older": (
+        lambda run: edit(run, version=1, model=None),
+        "an earlier xorflow wrote it, whose options had other names",
     ),
     "no version": (lambda run: edit(run, version=None), "xorflow did not write it"),
     "no model": (lambda run: edit(run, model=None), "lacks 'model'"),

@@ -52,7 +52,6 @@ def test_every_option_of_a_run_is_a_flag_with_its_meaning(
     assert "mnist, or a .npy" in page
     assert "default: 0.001" in page
     whole = " ".join(re.sub(r"[│╭╮╰╯─]", " ", page).split())
-    assert "keep the weights that they start with." in whole
     assert "is taken over unless p0 is given." in whole  # the last words of a text of several lines
     assert {"--config", "--out", "--resume"} <= set(re.findall(r"--[a-z]+", page))
 

@@ -9,7 +9,6 @@ from torch import nn
 import zoo
 from xorflow import MADE, ModelError
 from xorflow.conditioners import MaskedLinear, Source
-from xorflow.conditioners.orderings import ranks
 from xorflow.estimators import Marginal
 
 
@@ -116,20 +115,3 @@ def test_a_context_of_the_wrong_width_is_refused(built, came):
     net = MADE(2, (4,), context=built)
     with pytest.raises(ModelError, match=rf"made for {built} context features, and got {came}.*context="):
         net({Source.STATE: torch.zeros(1, 2)}, torch.zeros(1, came) if came else None)
-
-
-@pytest.mark.parametrize("hidden", [(), (16,)])
-def test_direct_connections_are_set_as_far_as_the_ordering_lets_them(hidden: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    net = MADE(6, hidden=hidden, order=[3, 0, 5, 1, 4, 2], direct=True).double()
-    x = (torch.rand(20, 6) < 0.5).double()
-    net.clear_direct()
-    before = net({Source.STATE: x})
-    inputs, outputs = torch.tensor([0, 5]), torch.tensor([2, 3, 4])
-    weights = torch.randn(2, 3, dtype=torch.float64)
-    net.set_direct(inputs, outputs, weights)
-    rank = ranks(net.order or ())
-    allowed = (rank[outputs] > rank[inputs][:, None]).double()  # each feature sees those before it
-    expected = before.clone()
-    expected[:, outputs] += x[:, inputs] @ (weights * allowed)
-    assert torch.allclose(net({Source.STATE: x}), expected, rtol=0, atol=1e-12)

@@ -109,7 +109,6 @@ CLAIMED = [
     ("D3 depth 2 one order", "special-case:rewards=two-term,second=0.5"),
     ("D3 depth 2 one order", "special-case:rewards=two-term"),
     ("D3 depth 2 posterior", "full-posterior:rewards=impatient"),
-    ("D3 depth 2 posterior", "full-posterior:kl=vanilla,rewards=impatient"),
     ("D2 depth 3 posterior sees state", "full-posterior:local=true"),
     ("D2 depth 3 posterior sees state", "full-posterior:kl=printed"),
     ("D2 depth 3 posterior sees state", "full-posterior:kl=suffix"),

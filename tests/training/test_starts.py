@@ -10,7 +10,6 @@ from xorflow import LatentFlow, evaluate, load
 from xorflow.errors import ConfigError
 from xorflow.training import Options, build_data, independent_nll, open_run, train_run
 from xorflow.training.run import started_flow
-from xorflow.training.storage import load_tensors
 
 FIXED = {
     "base": "fixed",
@@ -104,25 +103,6 @@ def test_a_run_with_more_layers(digits: Path, tmp_path: Path) -> None:
 def test_what_is_no_start() -> None:
     with pytest.raises(ConfigError, match=r"data, biases, random, or the folder of a run.*got 'zero'"):
         Options().replace(start="zero")
-
-
-# ---- layers that keep their weights ----
-
-
-def test_frozen_layers_keep_their_weights(digits: Path, tmp_path: Path) -> None:
-    shared = {"data": str(digits), "layers": 2, "order": "alternating", "estimator": "marginal:samples=2"}
-    options = Options().replace(**FIXED).replace(**shared, freeze=1, weight_decay=0.1, optimiser="adamw")
-    before = new_flow(options).state_dict()
-    train_run(options, tmp_path / "run")
-    after = load_tensors(tmp_path / "run", "weights")
-    same = {name: torch.equal(before[name], after[name]) for name in before}
-    assert all(kept for name, kept in same.items() if name.startswith("layers.0."))
-    assert not any(kept for name, kept in same.items() if name.startswith("layers.1.") and "weight" in name)
-
-
-def test_something_must_be_left_to_train() -> None:
-    with pytest.raises(ConfigError, match="fewer than the 2 that there are; got 2"):
-        Options().replace(layers=2, freeze=2)
 
 
 # ---- couplings with posteriors ----

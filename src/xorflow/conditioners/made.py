@@ -169,22 +169,6 @@ class MADE(Conditioner):
             direct.weight.copy_(weights * direct.mask)
         self.start_at(level)
 
-    @torch.no_grad()
-    def clear_direct(self) -> None:
-        """Make the logits independent of direct connections."""
-        self._direct().weight.zero_()
-
-    @torch.no_grad()
-    def set_direct(self, inputs: Tensor, outputs: Tensor, weights: Tensor) -> None:
-        """Set the direct connections (I, O) from some features of the state to the logits of others, as far as the ordering
-        lets them. For binary data, and a MADE that sees the state alone and has direct connections or no hidden layers."""
-        direct = self._direct()
-        assert self.states.flat == self.choices.flat == direct.weight.shape[1] == self.features
-        assert self.order is not None
-        place = ranks(self.order)  # inside the network, inputs and outputs are arranged in the ordering
-        rows, columns = place[outputs][:, None], place[inputs]
-        direct.weight[rows, columns] = weights.T.to(direct.weight) * direct.mask[rows, columns]
-
     def _direct(self) -> MaskedLinear:
         direct = self.skip if self.hidden else self.net[0]
         assert isinstance(direct, MaskedLinear)

@@ -88,6 +88,11 @@ class Influence:
         self._generators = [[layer.conditioner] for layer in flow.layers]
         self._posteriors = [_posterior_networks(layer) for layer in flow.layers]
         self._drawing = self._generators if drawn == "p" else self._posteriors
+        masks = [layer.conditioner.mask for layer in flow.layers]
+        # a coupling layer has no choice at the features of its mask, whoever draws
+        self._moved = [
+            torch.ones(flow.features, dtype=torch.bool) if mask is None else ~mask.cpu() for mask in masks
+        ]
         if not all(self._drawing):
             raise ModelError("this needs a posterior in every layer; build Layer(..., posterior=MLP(...))")
         self.features, self.depth = flow.features, flow.depth
@@ -101,7 +106,7 @@ class Influence:
             networks = self._drawing[k]
             here = same if k == first else torch.zeros_like(same)
             for j, reached in found.items():
-                here = here | _product(reached, _direct_any(networks, j, k))
+                here = here | _product(reached, _direct_any(networks, j, k)) & self._moved[k]
             # an ordering is transitive, so one product closes a layer that sees its own u
             found[k] = here | _product(here, _direct_any(networks, k, k))
         return found
@@ -122,7 +127,7 @@ class Influence:
         for j, reached in self._reach[layer].items():
             if networks and j <= later:
                 found |= _product(reached, _direct_any(networks, j, later))
-        return found
+        return found if of == "p" else found & self._moved[later]
 
 
 class FeatureSum(nn.Module):

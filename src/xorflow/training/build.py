@@ -45,7 +45,6 @@ from xorflow.estimators import (
     StraightThroughGumbel,
 )
 from xorflow.flows import LatentFlow, Layer, Mixture
-from xorflow.training.codes import Code, choose_code, start_from_code
 from xorflow.training.options import Options
 from xorflow.training.starts import category_totals
 from xorflow.training.step import Trainable
@@ -114,12 +113,6 @@ def _part(value: float) -> int | float:
 def build_flow(options: Options, dataset: Dataset) -> Trainable:
     """The flow, or the mixture of flows, that the options describe, with weights from the global generator of torch."""
     assert options.layers is not None
-    if options.code is not None:
-        code = _chosen_code(options, dataset)
-        order = resolve_order(options.order, dataset.features, _image_shape(dataset))
-        flow = _build_one(options, dataset, code.orders(order))
-        start_from_code(flow, code)
-        return flow
     if options.mixture == "none":
         return _build_one(options, dataset, layer_orders(options.order, options.layers))
     if options.layers > 1 or options.posterior != "none":
@@ -135,28 +128,6 @@ def build_flow(options: Options, dataset: Dataset) -> Trainable:
     return Mixture(
         [flow, *(_build_another(options, dataset, flow, order) for order in others)], learned=learned
     )
-
-
-def _chosen_code(options: Options, dataset: Dataset) -> Code:
-    """The code that the options name, of this data."""
-    assert options.code is not None
-    assert options.layers is not None
-    needed = {"conditioner": "made", "variant": "state", "own": False, "posterior": "none", "mixture": "none"}
-    needed |= {"transform": "shift", "label": False}
-    wrong = next((name for name, value in needed.items() if getattr(options, name) != value), None)
-    if options.start != "data":
-        wrong = "start"
-    if wrong is not None or not options.direct:
-        remedy = "give --direct" if wrong is None else f"leave --{wrong.replace('_', '-')} out"
-        raise ConfigError(
-            "code is for flows of MADEs that see the state alone, the last one with direct connections and those before it "
-            f"linear, and that begin with the data: {remedy}, or leave --code out"
-        )
-    if "," in options.order or options.order == "alternating":
-        raise ConfigError(
-            f"a code arranges the orderings itself, and --order names that of the other features, one; got {options.order!r}"
-        )
-    return choose_code(options.code, dataset.train, dataset.categories, options.layers)
 
 
 def _build_another(options: Options, dataset: Dataset, flow: LatentFlow, order: str) -> LatentFlow:
@@ -215,7 +186,7 @@ def _conditioner(
     shared, shape = _shared(dataset, transform), _image_shape(dataset)
     if options.conditioner == "made":
         known = resolve_order(order, dataset.features, shape) if order in OF_IMAGES else order
-        hidden, sees = _hidden(options, index), _sees(options, index)
+        hidden, sees = options.hidden, _sees(options, index)
         return MADE(dataset.features, hidden, order=known, sees=sees, direct=options.direct, **shared)
     if options.conditioner in ("transformer", "recurrent"):
         return _sequence_conditioner(options, dataset, order, shared | {"sees": _sees(options, index)})
@@ -228,15 +199,7 @@ def _conditioner(
             f"a {options.mask} mask needs data with a two-dimensional shape; choose --mask halves or random"
         )
     mask, flip = layer_mask(options.mask, index)
-    return Coupling(dataset.features, _hidden(options, index), mask=mask, shape=shape, flip=flip, **shared)
-
-
-def _hidden(options: Options, index: int) -> tuple[int, ...]:
-    """The widths of a layer's network."""
-    is_last = index + 1 == options.layers
-    if options.code is not None and not is_last:
-        return ()
-    return options.hidden
+    return Coupling(dataset.features, options.hidden, mask=mask, shape=shape, flip=flip, **shared)
 
 
 def layer_mask(mask: str, index: int) -> tuple[str, bool]:
@@ -314,11 +277,11 @@ def _posterior(
     # Bayes' rule, where posteriors begin, is linear
     direct = options.start != "biases"
     if options.posterior in ("mlp", "linear"):
-        hidden = _hidden(options, index) if options.posterior == "mlp" else ()
+        hidden = options.hidden if options.posterior == "mlp" else ()
         return MLP(dataset.features, hidden, sees=["x", *before], direct=direct, **shared)
     known = resolve_order(order, dataset.features, _image_shape(dataset)) if order in OF_IMAGES else order
     sees = dict.fromkeys(["x", *before], "up to")
-    return MADE(dataset.features, _hidden(options, index), order=known, sees=sees, direct=direct, **shared)
+    return MADE(dataset.features, options.hidden, order=known, sees=sees, direct=direct, **shared)
 
 
 def layer_orders(order: str, layers: int) -> list[str]:

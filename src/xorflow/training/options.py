@@ -14,7 +14,7 @@ from xorflow.errors import ConfigError
 from xorflow.training import recipes
 from xorflow.training.storage import read_json
 
-CONFIG_VERSION = 1
+CONFIG_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,6 @@ class Options:
         start: `data` begins at independent features, posteriors at Bayes' rule; `biases` with the generators' output biases
             alone at the data's frequencies, `random` as the networks come; or RUN, the folder of a finished run, whose layers
             become the last ones, the others near the identity, and whose base is taken over unless p0 is given.
-        code: GROUPSxFEATURES, as 3x7: the layers before the last write the values of that many features, as one flip a group,
-            into features that hardly vary, and keep their weights; the last one, a MADE with direct connections, reads them.
-        freeze: how many layers, from the first, keep the weights that they start with.
         estimator: its name, with options as in `marginal:samples=8`.
         epochs: passes over the training data.
         batch_size: rows a step.
@@ -113,8 +110,6 @@ class Options:
     base: str = "learned"
     p0: float | None = None
     start: str = "data"
-    code: str | None = None
-    freeze: int = 0
     estimator: str = "marginal"
     epochs: int = 30
     batch_size: int = 128
@@ -197,15 +192,15 @@ class Options:
                 f"start is one of {', '.join(STARTS)}, or the folder of a run, written with a slash, as in ./runs/demo; "
                 f"got {self.start!r}"
             )
-        if self.freeze and self.freeze >= (self.layers or 0):
-            raise ConfigError(
-                f"freeze is how many layers keep their weights, fewer than the {self.layers or 0} that there are; "
-                f"got {self.freeze}"
-            )
 
     def to_json(self) -> dict[str, Any]:
         """As `config.json` holds them."""
         return dataclasses.asdict(self) | {"hidden": list(self.hidden)}
+
+    def without_model(self) -> Options:
+        """Of a run whose model is built in Python: those that describe a model have their defaults, and `layers` is None."""
+        usual = Options()
+        return self.replace(**{name: getattr(usual, name) for name in OF_A_MODEL} | {"layers": None})
 
     def replace(self, **changes: Any) -> Options:
         """A copy with some options changed, checked."""
@@ -232,7 +227,7 @@ OF_A_MODEL = (
         "reach",
     ),
     *("order", "mixture", "shared", "mask", "direct"),
-    *("variant", "own", "posterior", "transform", "base", "p0", "code"),
+    *("variant", "own", "posterior", "transform", "base", "p0"),
 )
 """Options that describe a model, and mean nothing beside one that was built in Python."""
 
@@ -267,7 +262,6 @@ _LEAST = {
     "blocks": 1,
     "heads": 1,
     "reach": 0,
-    "freeze": 0,
     "epochs": 1,
     "batch_size": 1,
     "accumulate": 1,
@@ -353,13 +347,13 @@ def check_version(values: Mapping[str, Any], path: Path) -> None:
     """Refuse the content of a `config.json` that this version cannot read."""
     version = values.get("version")
     if version != CONFIG_VERSION:
-        reason = (
-            "a newer xorflow wrote it: install that" if _is_newer(version) else "xorflow did not write it"
-        )
         raise ConfigError(
-            f"{path} has version {version!r}, this xorflow reads version {CONFIG_VERSION}; {reason}"
+            f"{path} has version {version!r}, this xorflow reads version {CONFIG_VERSION}; {_origin(version)}"
         )
 
 
-def _is_newer(version: object) -> bool:
-    return isinstance(version, int) and version > CONFIG_VERSION
+def _origin(version: object) -> str:
+    if version == 1:
+        return "an earlier xorflow wrote it, whose options had other names: train again, or open it with that version"
+    is_newer = isinstance(version, int) and version > CONFIG_VERSION
+    return "a newer xorflow wrote it: install that" if is_newer else "xorflow did not write it"

@@ -255,7 +255,6 @@ def reopen_run(
     dataset = data_of_run(run, options, config["data_format"], dataset)
     saved = (run / "checkpoints" / "latest.json").exists()
     flow = _fresh_flow(options, dataset, config["model"])
-    _freeze(options, flow)
     if options.layers is not None and _written(flow) != _written_anew(config["model"]):
         raise CheckpointError(
             f"the options in {run / 'config.json'} make another model than the one in that file, so its weights would mean "
@@ -306,29 +305,17 @@ def started_flow(options: Options, dataset: Dataset, model: dict | None = None) 
 
 
 def _start(options: Options, flow: Trainable, dataset: Dataset) -> None:
-    """Give a flow the weights that training begins with, and freeze what keeps them."""
-    if options.start in ("data", "biases") and options.code is None:  # a code comes with its start
+    """Give a flow the weights that training begins with."""
+    if options.start in ("data", "biases"):
         start_from_data(flow, dataset.train, posteriors=options.start == "data")
     if options.start not in STARTS:
         run = Path(options.start)
         if not run.is_dir():
             raise ConfigError(f"--start names the folder of a finished run, and there is no folder {run}")
         before, words = open_run(run).latent, f"the run in {run}"
-        start_from_flow(_single(flow, "--start RUN"), before, words, keep_base=options.p0 is not None)
-    _freeze(options, flow)
-
-
-def _freeze(options: Options, flow: Trainable) -> None:
-    writers = 0 if options.code is None else (options.layers or 1) - 1  # which are right already
-    frozen = max(options.freeze, writers)
-    if frozen:
-        _single(flow, "--freeze").layers[:frozen].requires_grad_(False)
-
-
-def _single(flow: Trainable, option: str) -> LatentFlow:
-    if not isinstance(flow, LatentFlow):
-        raise ConfigError(f"{option} is for a single flow, and this is a mixture; leave it out")
-    return flow
+        if not isinstance(flow, LatentFlow):
+            raise ConfigError("--start RUN is for a single flow, and this is a mixture; leave it out")
+        start_from_flow(flow, before, words, keep_base=options.p0 is not None)
 
 
 def _fresh_flow(options: Options, dataset: Dataset, model: dict | None) -> Trainable:

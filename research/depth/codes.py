@@ -24,11 +24,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from xorflow.conditioners import MADE
-from xorflow.data import Split
-from xorflow.errors import ConfigError
-from xorflow.flows import LatentFlow
-from xorflow.training.starts import start_logits
+from xorflow import MADE, ConfigError, FactorisedBase, LatentFlow, Layer
+from xorflow.conditioners import MaskedLinear, ranks, resolve_order
+from xorflow.data import Dataset, Split
+from xorflow.training import Options
 
 _STILL, _NEARLY = 0.01, 0.2
 """A feature that differs from its usual value in fewer rows than the first hardly varies; where there are few of them, the
@@ -138,7 +137,7 @@ def _slots(text: str, varies: Tensor, features: Tensor, count: int) -> Tensor:
         raise ConfigError(
             f"code {text} writes {count} groups, each into features that differ from their usual value in fewer than one row "
             f"in {1 / _NEARLY:.0f}, and the data have {len(slots)} of them beside those that are written; choose fewer "
-            "groups, or leave --code out"
+            "groups"
         )
     return slots
 
@@ -146,17 +145,17 @@ def _slots(text: str, varies: Tensor, features: Tensor, count: int) -> Tensor:
 def _check_data(text: str, categories: Sequence[int], count: int, bits: int, depth: int) -> None:
     if set(categories) != {2}:
         raise ConfigError(
-            f"code is for binary data, and these have features of up to {max(categories)} values; leave --code out"
+            f"code is for binary data, and these have features of up to {max(categories)} values"
         )
     if count * (bits + 1) > len(categories):
         raise ConfigError(
             f"code {text} writes {count * bits} features into at least {count} others, and the data have {len(categories)}; "
-            "write fewer, or leave --code out"
+            "write fewer"
         )
     if not 2 <= depth <= count + 1:
         raise ConfigError(
             f"code needs a layer that reads and one or more before it, each of which writes a group or more: {text} is for "
-            f"--layers 2 to {count + 1}; got {depth}"
+            f"layers 2 to {count + 1}; got {depth}"
         )
 
 
@@ -204,6 +203,32 @@ def _group(rows: Tensor, features: Tensor, slots: Tensor) -> Group:
     )
 
 
+def coded_flow(text: str, options: Options, dataset: Dataset) -> LatentFlow:
+    """The flow of a code: the layers before the last write it, without hidden units, and are frozen; the last reads it.
+
+    Args:
+        text: the code, GROUPSxFEATURES.
+        options: of the run: depth, hidden units of the last layer, base, seed, and the ordering of features that are not coded.
+        dataset: the data.
+    """
+    assert options.layers is not None
+    assert options.p0 is not None
+    code = choose_code(text, dataset.train, dataset.categories, options.layers)
+    orders = code.orders(resolve_order(options.order, dataset.features, dataset.shape))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
+        widths = [()] * len(code.writers) + [options.hidden]
+        networks = [
+            MADE(dataset.features, hidden, order=order, direct=True)
+            for hidden, order in zip(widths, orders, strict=True)
+        ]
+    base = FactorisedBase(dataset.features, options.p0, learned=options.base == "learned")
+    flow = LatentFlow([Layer(network) for network in networks], base)
+    start_from_code(flow, code)
+    flow.layers[:-1].requires_grad_(False)
+    return flow
+
+
 @torch.no_grad()
 def start_from_code(flow: LatentFlow, code: Code) -> None:
     """Give the layers before the last the code, and the last one what it knows of it; all are in the code's orderings."""
@@ -213,8 +238,8 @@ def start_from_code(flow: LatentFlow, code: Code) -> None:
     reader = flow.layers[-1].conditioner
     assert isinstance(reader, MADE)
     ones, still = code.written(), (code.ones > 0.5).float()
-    table = flow.base.log_table().exp().to(ones)
-    logits = start_logits(torch.stack((1 - ones, ones), -1), table, flow.layers[-1].transform)
+    base = flow.base.log_table().exp().to(ones)[:, 1]
+    logits = torch.logit(((ones - base) / (1 - 2 * base)).clamp(5e-3, 1 - 5e-3))
     for group in code.groups:
         _read(reader, group, still, logits)
     reader.start_at(logits)
@@ -222,13 +247,13 @@ def start_from_code(flow: LatentFlow, code: Code) -> None:
 
 def _write(writer: MADE, groups: Sequence[Group]) -> None:
     """Flip the slot of the word that is there: a linear map, above zero where all of its features are as it says."""
-    writer.clear_direct()
+    _direct(writer).weight.zero_()
     logits = torch.full((writer.features,), -_CERTAIN)
     for group in groups:
         slope = (
             2 * _CERTAIN * (2 * group.words - 1)
         )  # (N, M): a step away from the word lowers the logit by this
-        writer.set_direct(group.features, group.slots, slope.T)
+        _connect(writer, group.features, group.slots, slope.T)
         logits[group.slots] = _CERTAIN - 2 * _CERTAIN * group.words.sum(1)
     writer.start_at(logits)
 
@@ -238,5 +263,22 @@ def _read(reader: MADE, group: Group, still: Tensor, logits: Tensor) -> None:
     silent = torch.logit(group.silence.clamp(1e-6, 1 - 1e-6)).clamp(-_SURE, _SURE)
     told = _SURE * (2 * group.words - 1) - silent  # (N, M)
     usual = still[group.slots, None]
-    reader.set_direct(group.slots, group.features, told * (1 - 2 * usual))
+    _connect(reader, group.slots, group.features, told * (1 - 2 * usual))
     logits[group.features] = silent + (told * usual).sum(0)  # a slot that is usually 1 speaks by being 0
+
+
+def _connect(network: MADE, inputs: Tensor, outputs: Tensor, weights: Tensor) -> None:
+    """Set direct connections (I, O) from features of the state to the logits of others, as far as the ordering lets them."""
+    assert network.order is not None
+    direct, place = (
+        _direct(network),
+        ranks(network.order),
+    )  # inside, inputs and outputs are arranged in the ordering
+    rows, columns = place[outputs][:, None], place[inputs]
+    direct.weight[rows, columns] = weights.T.to(direct.weight) * direct.mask[rows, columns]
+
+
+def _direct(network: MADE) -> MaskedLinear:
+    direct = network.skip if network.hidden else network.net[0]
+    assert isinstance(direct, MaskedLinear)
+    return direct

@@ -8,15 +8,23 @@ import numpy as np
 import pytest
 import torch
 
+from research.depth.codes import _most_independent, choose_code, coded_flow, parse_code
 from tiny_runs import StopAt, assert_same_run
 from xorflow import FactorisedBase, LatentFlow, evaluate
 from xorflow.conditioners import Source
 from xorflow.data import Split
-from xorflow.errors import CheckpointError, ConfigError
+from xorflow.errors import ConfigError
 from xorflow.flows import read_on
-from xorflow.training import Interrupted, Job, Options, build_data, open_run, resume_run, run_jobs, train_run
-from xorflow.training.codes import _most_independent, choose_code, parse_code
-from xorflow.training.run import started_flow
+from xorflow.training import (
+    Interrupted,
+    Observer,
+    Options,
+    build_data,
+    open_run,
+    prepare_run,
+    resume_run,
+    train_run,
+)
 
 COINS = 5
 
@@ -46,8 +54,6 @@ def options(folder: Path, **changes: object) -> Options:
         "direct": True,
         "layers": 2,
         "order": "inward",
-        "code": "1x5",
-        "freeze": 1,
         "estimator": "marginal:samples=1",
         "epochs": 30,
         "lr": 0.01,
@@ -58,10 +64,14 @@ def options(folder: Path, **changes: object) -> Options:
     return Options().replace(**given | changes)
 
 
-def new_flow(chosen: Options) -> LatentFlow:
-    flow = started_flow(chosen, build_data(chosen))
-    assert isinstance(flow, LatentFlow)
-    return flow
+def new_flow(chosen: Options, code: str = "1x5") -> LatentFlow:
+    return coded_flow(code, chosen, build_data(chosen))
+
+
+def train(chosen: Options, out: Path, observer: Observer | None = None, code: str = "1x5") -> None:
+    """A run as the study of depth makes it."""
+    prepare_run(new_flow(chosen, code), chosen.without_model(), build_data(chosen), out)
+    resume_run(out, {}, observer)
 
 
 def every(count: int) -> torch.Tensor:
@@ -93,13 +103,11 @@ def of_tosses(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("layers", [2, 3])
 def test_writers_flip_the_slot_of_the_word_and_nothing_else(of_tosses: Path, layers: int) -> None:
-    chosen = options(
-        of_tosses.parent, data=str(of_tosses), order="natural", code="2x3", layers=layers, validation=0.1
-    )
+    chosen = options(of_tosses.parent, data=str(of_tosses), order="natural", layers=layers, validation=0.1)
     dataset = build_data(chosen)
     code = choose_code("2x3", dataset.train, [2] * 40, layers)
     assert [len(groups) for groups in code.writers] == ([2] if layers == 2 else [1, 1])
-    flow = new_flow(chosen)
+    flow = new_flow(chosen, "2x3")
     still = (code.ones > 0.5).float()
     for group in code.groups:
         assert set(group.slots.tolist()) <= set(range(20, 40))
@@ -122,10 +130,10 @@ def test_writers_flip_the_slot_of_the_word_and_nothing_else(of_tosses: Path, lay
 
 
 def test_how_often_slots_are_one_after_writing(of_tosses: Path) -> None:
-    chosen = options(of_tosses.parent, data=str(of_tosses), order="natural", code="2x3")
-    flow, train = new_flow(chosen), build_data(chosen).train
-    code = choose_code("2x3", train, [2] * 40, 2)
-    written = flow.run(flow.encode(train.values), draws="greedy", stop=1).end.state
+    chosen = options(of_tosses.parent, data=str(of_tosses), order="natural")
+    flow, rows = new_flow(chosen, "2x3"), build_data(chosen).train
+    code = choose_code("2x3", rows, [2] * 40, 2)
+    written = flow.run(flow.encode(rows.values), draws="greedy", stop=1).end.state
     assert torch.allclose(code.written(), written.mean(0), atol=0.01)
 
 
@@ -133,7 +141,7 @@ def test_data_whose_slots_are_usually_one_are_coded_as_well(folder: Path, tmp_pa
     np.save(tmp_path / "negative.npy", 1 - np.load(folder / "coins.npy"))
     results = []
     for name, data in (("coins", folder / "coins.npy"), ("negative", tmp_path / "negative.npy")):
-        train_run(options(folder, data=str(data)), tmp_path / name)
+        train(options(folder, data=str(data)), tmp_path / name)
         flow = read_on(open_run(tmp_path / name).latent, FactorisedBase(64))
         rows = torch.from_numpy(np.load(data)).flatten(1)[1:]
         results.append(evaluate.importance(flow, rows, samples=2).nll)
@@ -196,8 +204,8 @@ def test_words_are_the_most_frequent_values_if_there_are_few_slots() -> None:
 
 def test_a_code_is_worth_what_it_was_computed_to_be(folder: Path, tmp_path: Path) -> None:
     """Five coins cost 5 log 2 at depth 1; a flip of 31 costs 2.3 - 0.1, and coins that are certain 0.1 each."""
-    train_run(options(folder), tmp_path / "two")
-    train_run(options(folder, layers=1, code=None, freeze=0, estimator="marginal"), tmp_path / "one")
+    train(options(folder), tmp_path / "two")
+    train_run(options(folder, layers=1, estimator="marginal"), tmp_path / "one")
     rows, fixed = coins()[1:].to(torch.uint8), FactorisedBase(64)
     one, two = (read_on(open_run(tmp_path / name).latent, fixed) for name in ("one", "two"))
     blank, flip = -math.log(0.9), math.log(9)
@@ -215,8 +223,8 @@ def test_a_flow_with_a_code_is_a_distribution_and_is_sampled_from(tmp_path: Path
     x[:, 4:7] = torch.randint(2, (500, 3), generator=generator).float()
     x[0] = 1
     np.save(tmp_path / "few.npy", x.numpy().astype(np.uint8))
-    chosen = options(tmp_path, data=str(tmp_path / "few.npy"), code="1x3", order="natural", epochs=3)
-    train_run(chosen, tmp_path / "run")
+    chosen = options(tmp_path, data=str(tmp_path / "few.npy"), order="natural", epochs=3)
+    train(chosen, tmp_path / "run", code="1x3")
     flow = read_on(open_run(tmp_path / "run").latent, FactorisedBase(10)).double()
     rows = every(10).to(torch.uint8)
     chances = flow.log_likelihood(flow.encode(rows)).detach().exp()  # by enumeration of all choices
@@ -230,38 +238,25 @@ def test_a_flow_with_a_code_is_a_distribution_and_is_sampled_from(tmp_path: Path
 
 
 def test_a_run_with_a_code_resumes(folder: Path, tmp_path: Path) -> None:
-    train_run(options(folder, epochs=2), tmp_path / "whole")
+    train(options(folder, epochs=2), tmp_path / "whole")
     with pytest.raises(Interrupted):
-        train_run(options(folder, epochs=2), tmp_path / "cut", StopAt({12}))
+        train(options(folder, epochs=2), tmp_path / "cut", StopAt({12}))
     resume_run(tmp_path / "cut", {})
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
 
 
 def test_the_code_stays_whatever_the_optimiser_does(folder: Path, tmp_path: Path) -> None:
-    chosen = options(folder, freeze=0, optimiser="adamw", weight_decay=0.1, epochs=2)
+    chosen = options(folder, optimiser="adamw", weight_decay=0.1, epochs=2)
     before = new_flow(chosen).layers[0].state_dict()
-    train_run(chosen, tmp_path / "run")
+    train(chosen, tmp_path / "run")
     after = open_run(tmp_path / "run").latent.layers[0].state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_seeds_share_a_code(folder: Path, tmp_path: Path) -> None:
-    jobs = [Job(options(folder, epochs=1, seed=seed), tmp_path / str(seed), str(seed)) for seed in (0, 1)]
-    assert [outcome.error for outcome in run_jobs(jobs, 2)] == [None, None]
-    one, two = (open_run(tmp_path / str(seed)).latent for seed in (0, 1))
-    assert [layer.conditioner.order for layer in one.layers] == [
-        layer.conditioner.order for layer in two.layers
-    ]
-
-
-def test_a_run_does_not_go_on_with_another_code(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(Interrupted):
-        train_run(options(folder, epochs=2), tmp_path / "cut", StopAt({12}))
-    monkeypatch.setattr("xorflow.training.codes._STILL", 0.0)
-    with pytest.raises(CheckpointError, match=r"make another model than the one in that file.*begin anew"):
-        resume_run(tmp_path / "cut", {})
+def test_seeds_share_a_code(folder: Path) -> None:
+    one, two = (new_flow(options(folder, seed=seed)) for seed in (0, 1))
+    orders = [[layer.conditioner.order for layer in flow.layers] for flow in (one, two)]
+    assert orders[0] == orders[1]
 
 
 @pytest.mark.parametrize("text", ["", "3", "x7", "0x7", "3x0", "3x13", "3 x 7", "-1x2", "3x7x2"])
@@ -271,19 +266,13 @@ def test_what_is_no_code(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("layers", "code", "words"),
     [
-        ({"layers": 1, "freeze": 0}, "1x5 is for --layers 2 to 2; got 1"),
-        ({"layers": 3}, "1x5 is for --layers 2 to 2; got 3"),
-        ({"code": "9x7"}, "9x7 writes 63 features into at least 9 others, and the data have 64"),
-        ({"direct": False}, "give --direct"),
-        ({"order": "outward,inward"}, "--order names that of the other features, one; got 'outward,inward'"),
-        ({"posterior": "mlp"}, "leave --posterior out"),
-        ({"start": "./runs/other"}, "leave --start out"),
-        ({"mixture": "2", "order": "natural"}, "leave --mixture out"),
-        ({"start": "random"}, "leave --start out"),
+        (1, "1x5", "1x5 is for layers 2 to 2; got 1"),
+        (3, "1x5", "1x5 is for layers 2 to 2; got 3"),
+        (2, "9x7", "9x7 writes 63 features into at least 9 others, and the data have 64"),
     ],
 )
-def test_who_has_no_code(folder: Path, changes: dict, words: str) -> None:
+def test_who_has_no_code(folder: Path, layers: int, code: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        new_flow(options(folder, **changes))
+        new_flow(options(folder, layers=layers), code)
