@@ -17,7 +17,7 @@ from xorflow.training import (
     build_data,
     build_estimator,
     build_flow,
-    start_from_data,
+    init_from_data,
     train_run,
 )
 from xorflow.training.engine import Machinery, choose_engine
@@ -29,7 +29,7 @@ def mnist_trainer(device: torch.device, dataset: xf.data.Dataset | None = None, 
     dataset = dataset or build_data(chosen)
     torch.manual_seed(chosen.seed)
     flow = build_flow(chosen, dataset)
-    start_from_data(flow, dataset.train)
+    init_from_data(flow, dataset.train)
     return Trainer(flow, build_estimator(chosen.estimator), dataset, chosen)
 
 
@@ -88,7 +88,7 @@ def recipe_flow(name: str, device: torch.device) -> xf.LatentFlow | xf.Mixture:
     dataset = build_data(options)
     torch.manual_seed(0)
     flow = build_flow(options, dataset)
-    start_from_data(flow, dataset.train)
+    init_from_data(flow, dataset.train)
     with torch.no_grad():
         for parameter in flow.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.02)

@@ -14,7 +14,7 @@ from models import new_flow
 from timing import alternate
 from xorflow import evaluate
 from xorflow.data import Dataset, Split
-from xorflow.estimators import Marginal
+from xorflow.estimators import MaximumLikelihood
 from xorflow.training import Options, Trainer
 from xorflow.training.engine import choose_engine
 
@@ -99,7 +99,7 @@ def _training(device: torch.device, *, D: int, L: int, B: int) -> Action:
     dataset = Dataset("noise", Split(values), None, None, categories=(2,) * D)
     # so many epochs only for the tables of learning rates to be long enough
     options = Options(layers=None, epochs=100, batch_size=B, device=str(device))
-    trainer = Trainer(new_flow(D, L, device), Marginal(samples=2), dataset, options)
+    trainer = Trainer(new_flow(D, L, device), MaximumLikelihood(samples=2), dataset, options)
     engine, _ = choose_engine(trainer.machinery, 0)
     order = torch.arange(len(values), device=device)
 

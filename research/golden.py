@@ -52,7 +52,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "mixture": {"mixture": "2"},
     "mixture-transformer": {
         **{"mixture": "natural,columns", "conditioner": "transformer", "width": 16, "blocks": 1},
-        **{"heads": 2, "estimator": "marginal:in_turn=true"},
+        **{"heads": 2, "estimator": "marginal:split_batch=true"},
     },
     # data
     "table": {"data": "people.csv"},

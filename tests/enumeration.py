@@ -11,7 +11,7 @@ from torch import Tensor
 import zoo
 from xorflow.conditioners import MADE, Conditioner
 from xorflow.flows import Flow, LatentFlow, Point, SampleNoise
-from xorflow.flows.nodes import Nodes
+from xorflow.flows.choices import Choices
 
 
 def all_states(sizes) -> Tensor:
@@ -151,7 +151,7 @@ def _sequential_layer(flow, index: int, y: Tensor, noise: Tensor | None, context
     for d in visiting_order(layer.conditioner):
         state = flow.encode(x)
         own = layer.transform.choices.encode(u, flow.dtype)
-        nodes = layer.generator_nodes(Point(state, state, None, index), context, own)
+        nodes = layer.generator_choices(Point(state, state, None, index), context, own)
         u[:, d] = _choose(layer, nodes, noise)[:, d]
         x[:, d] = layer.transform.to_data(y, u)[:, d]
     return x
@@ -163,7 +163,7 @@ def _sequential_chain(flow, y: Tensor, noise: Tensor | None, context: Tensor | N
     us = [_highest(layer.transform.choices, y) for layer in flow.layers]
     for d in visiting_order(flow.layers[0].conditioner):
         for index, layer in enumerate(flow.layers):
-            nodes = layer.generator_nodes(*_chain_inputs(flow, x, us, index, context))
+            nodes = layer.generator_choices(*_chain_inputs(flow, x, us, index, context))
             us[index][:, d] = _choose(layer, nodes, None if noise is None else noise[:, index])[:, d]
         back = y
         for layer, u in zip(reversed(flow.layers), reversed(us), strict=True):
@@ -185,7 +185,7 @@ def _highest(alphabet, like: Tensor) -> Tensor:
     return (torch.tensor(alphabet.sizes) - 1).expand_as(like).clone()
 
 
-def _choose(layer, nodes: Nodes, noise: Tensor | None) -> Tensor:
+def _choose(layer, nodes: Choices, noise: Tensor | None) -> Tensor:
     return layer.transform.choices.decode(nodes.mode() if noise is None else nodes.sample(noise))
 
 

@@ -10,7 +10,7 @@ import zoo
 from enumeration import all_choices, all_states, gradient
 from xorflow import LatentFlow
 from xorflow.estimators import Estimator
-from xorflow.estimators.influence import Drawn
+from xorflow.estimators.descendants import Drawn
 from xorflow.flows import Trace
 
 EXACT = 1e-10

@@ -14,8 +14,8 @@ PUBLIC = {
         fit load refit_base
     """,
     "xorflow.estimators": """
-        ARMS Analytic Baseline Concrete DisARM DoubleControl Estimator FullPosterior GreedyCritic
-        LeaveOneOut LocalExpectation Loss Marginal MultiSample NoBaseline ProposalPrefix Rebar ReinMax
+        ARMS Analytic Baseline Concrete DisARM DoubleCV Estimator FullPosterior GreedyCritic
+        LeaveOneOut LocalExpectation Loss MaximumLikelihood VIMCO NoBaseline ProposalPrefix Rebar ReinMax
         Relax RunningMean SampledCritic SpecialCase Standardiser StraightThrough
         StraightThroughGumbel
     """,
@@ -24,8 +24,8 @@ PUBLIC = {
         SequenceConditioner Source coupling_mask ranks resolve_order
     """,
     "xorflow.flows": """
-        GREEDY BinaryNodes CategoricalNodes Draws Flow FlowDistribution LatentFlow Layer Mixture
-        Nodes Point SampleNoise Stack Trace read_on refit_base
+        GREEDY BinaryChoices CategoricalChoices Draws Flow FlowDistribution LatentFlow Layer Mixture
+        Choices Point SampleNoise Stack Trace with_base refit_base
     """,
 }
 

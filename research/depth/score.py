@@ -20,7 +20,7 @@ from research.results import VERSION
 from research.runner import Experiment
 from xorflow import FactorisedBase, LatentFlow, Mixture, evaluate
 from xorflow.data import Dataset, Split
-from xorflow.flows import read_on
+from xorflow.flows import with_base
 from xorflow.training import Options, refitted
 
 DEPTH_COUNTS = 0.001
@@ -61,7 +61,7 @@ def depth_score(
     """
     keep = phase == "final"  # only then are models compared image by image
     if row.read == "fixed" and isinstance(flow, LatentFlow):
-        read = read_on(flow, FactorisedBase(flow.features).to(flow.device, flow.dtype)).eval()
+        read = with_base(flow, FactorisedBase(flow.features).to(flow.device, flow.dtype)).eval()
         own = _likelihood(row, flow, split, _roughly(budget), keep=False)
         figures = _read_elsewhere(read, split, train) | {"own": own | _deterministic(known)}
     else:

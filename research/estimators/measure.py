@@ -18,7 +18,7 @@ from research.estimators.statistics import CHANCE, Stream, figures, groups_of, r
 from xorflow import LatentFlow
 from xorflow.data import Batch
 from xorflow.estimators import Estimator
-from xorflow.training import build_estimator, quick_products
+from xorflow.training import build_estimator, tf32_matmul
 
 _CONTROL_RATE = 0.01
 """The learning rate of an estimator's own parameters at first; it falls to zero, so that they settle."""
@@ -258,7 +258,7 @@ class Bench:
             step(self._generator(text))
         reason = estimator.not_capturable(self.plain)
         device = self.plain.device
-        with quick_products(device.type == "cuda"):
+        with tf32_matmul(device.type == "cuda"):
             advance, kind = repeatable(
                 step, lambda: self._generator(f"cost {text}"), device, captured=reason is None
             )

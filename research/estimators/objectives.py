@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 from research.estimators.plain_bound import PlainBound
 from xorflow.estimators import (
+    VIMCO,
     Analytic,
     Concrete,
     Estimator,
     FullPosterior,
     LeaveOneOut,
-    Marginal,
-    MultiSample,
+    MaximumLikelihood,
     ReinMax,
     SpecialCase,
     StraightThrough,
@@ -75,9 +75,9 @@ class Objective:
 def objective_of(estimator: Estimator, flow: LatentFlow) -> Objective:
     """What the estimator's gradient is to be compared with."""
     settings = estimator.config()
-    if isinstance(estimator, Marginal):
+    if isinstance(estimator, MaximumLikelihood):
         return Objective("likelihood" if flow.depth == 1 else "summed")
-    if isinstance(estimator, MultiSample):
+    if isinstance(estimator, VIMCO):
         if estimator.noise_shape(flow) is None:
             return Objective("likelihood")
         return Objective(
@@ -152,7 +152,7 @@ def averaging_estimator(objective: Objective, samples: int) -> Estimator | None:
     if objective.kind == "evidence":
         return LeaveOneOut(samples, proposal="q", sum_last=True)
     if objective.kind == "summed":
-        return Marginal(samples)
+        return MaximumLikelihood(samples)
     if objective.kind == "samples":
         return PlainBound(samples, objective.samples, objective.proposal, objective.sum_last)
     return None
@@ -164,4 +164,4 @@ def closed_form(objective: Objective) -> Estimator | None:
         return Analytic(entropy=objective.entropy)
     if objective.kind == "evidence":
         return Analytic("elbo")
-    return Marginal() if objective.kind == "likelihood" else None
+    return MaximumLikelihood() if objective.kind == "likelihood" else None

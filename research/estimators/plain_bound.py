@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from xorflow.estimators import Estimator, Loss, MultiSample
+from xorflow.estimators import VIMCO, Estimator, Loss
 from xorflow.flows import LatentFlow
 
 
@@ -33,7 +33,7 @@ class PlainBound(Estimator):
     ) -> None:
         super().__init__()
         self.sets, self.samples = sets, samples
-        self._judged = MultiSample(samples, proposal, sum_last)
+        self._judged = VIMCO(samples, proposal, sum_last)
 
     @property
     def words(self) -> str:

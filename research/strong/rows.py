@@ -150,7 +150,7 @@ def _tiny(options: Options, epochs: int) -> dict[str, Any]:
 
 def _on_fixed_values(estimator: str) -> str:
     """The estimator without grey values, which only MNIST has."""
-    return estimator.replace("grey=true", "grey=false")
+    return estimator.replace("soft_targets=true", "soft_targets=false")
 
 
 def chosen_strong(names: str | None) -> tuple[tuple[StrongRow, ...], tuple[MixedRow, ...]]:

@@ -9,7 +9,7 @@ from torch import nn
 import zoo
 from xorflow import MADE, ModelError
 from xorflow.conditioners import MaskedLinear, Source
-from xorflow.estimators import Marginal
+from xorflow.estimators import MaximumLikelihood
 
 
 def masked_layers(module: nn.Module) -> list[MaskedLinear]:
@@ -28,7 +28,7 @@ def train(flow, optimiser: torch.optim.Optimizer, steps: int = 5) -> None:
     for _ in range(steps):
         x = torch.randint(2, (16, flow.features), generator=generator)
         optimiser.zero_grad()
-        Marginal()(flow, x, generator=generator).surrogate.backward()
+        MaximumLikelihood()(flow, x, generator=generator).surrogate.backward()
         optimiser.step()
 
 

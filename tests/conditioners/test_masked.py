@@ -11,7 +11,7 @@ import zoo
 from enumeration import all_states, gradient
 from xorflow.conditioners import MaskedLinear
 from xorflow.conditioners.masked import staircase_bands
-from xorflow.estimators import Marginal
+from xorflow.estimators import MaximumLikelihood
 
 SCATTERED = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1], [0, 1, 0]]).bool()
 STAIRCASE = torch.arange(9) < torch.tensor([0, 0, 1, 3, 3, 4, 4, 7, 7, 8, 9])[:, None]
@@ -143,8 +143,8 @@ def test_members_of_the_zoo_are_the_same_when_cut(name, monkeypatch):
     cut = zoo.make(name)
     x = all_states(whole.states.sizes)
     context = zoo.rows_of_context(whole, len(x))
-    draws = Marginal().draw(whole, len(x), torch.Generator().manual_seed(0))
-    losses = [Marginal()(flow, x, context, draws=draws).surrogate for flow in (whole, cut)]
+    draws = MaximumLikelihood().draw(whole, len(x), torch.Generator().manual_seed(0))
+    losses = [MaximumLikelihood()(flow, x, context, draws=draws).surrogate for flow in (whole, cut)]
     torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-12)
     slopes = [
         gradient(loss, list(flow.layers.parameters()))

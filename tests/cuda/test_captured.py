@@ -12,7 +12,7 @@ from standin import Graph, Order, record_launches
 from xorflow._cuda import devices, proof, steps
 from xorflow._cuda.steps import CapturedEngine
 from xorflow.data import Dataset, Split
-from xorflow.estimators import Loss, Marginal
+from xorflow.estimators import Loss, MaximumLikelihood
 from xorflow.flows import LatentFlow
 from xorflow.training import Options, Trainer
 from xorflow.training.build import build_estimator, build_flow
@@ -41,7 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "recurrent": {"conditioner": "recurrent", "width": 8, "dropout": 0.0},
     "muon": SEQUENCE | {"optimiser": "muon", "weight_decay": 0.01, "clip": 1.0},
     "mixture": SEQUENCE | {"mixture": "2"},
-    "grey": SEQUENCE | {"estimator": "marginal:grey=true"},
+    "grey": SEQUENCE | {"estimator": "marginal:soft_targets=true"},
 }
 ESTIMATORS = [
     "leave-one-out:samples=3", "leave-one-out:samples=2,proposal=q,sum_last=true", "multi-sample:samples=3",
@@ -205,7 +205,7 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) 
     assert _caught(expected, monkeypatch)
 
 
-class _AsksTheHost(Marginal):
+class _AsksTheHost(MaximumLikelihood):
     """An estimator that decides on the host, and does not say so."""
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:

@@ -12,7 +12,7 @@ from xorflow._math import philox_uniforms
 from xorflow.conditioners import Source
 from xorflow.data import Split
 from xorflow.flows import SampleNoise
-from xorflow.flows.nodes import BinaryNodes
+from xorflow.flows.choices import BinaryChoices
 from xorflow.training.optimiser import FusedAdam
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def test_marginal_matches_float64_autograd(groups: int, rows: int, features: int
     def plain(phi: torch.Tensor, state: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         at_one, at_zero = torch.nn.functional.logsigmoid(b), torch.nn.functional.logsigmoid(-b)
         low = state * at_one + (1 - state) * at_zero
-        return BinaryNodes(phi).log_mixture(torch.stack((low, at_one + at_zero - low), -1)).sum(-1)
+        return BinaryChoices(phi).log_mixture(torch.stack((low, at_one + at_zero - low), -1)).sum(-1)
 
     def outcomes(function: Any, dtype: torch.dtype) -> list[torch.Tensor]:
         phi, b = (t.clone().to(dtype).requires_grad_() for t in (logits, base))

@@ -100,7 +100,7 @@ def test_the_last_layer_is_analytic_given_what_came_before():
     assert draws is not None
     last = list(flow.layers[1].parameters())
     found = -gradient(estimator.loss(flow, x, None, draws).surrogate, last)
-    nodes, outcomes = flow.last_nodes(flow.run(x, draws=draws[0], stop=1).end, None)
+    nodes, outcomes = flow.last_choices(flow.run(x, draws=draws[0], stop=1).end, None)
     assert gap(found, gradient(nodes.expectation(outcomes).sum(-1).mean(), last)) < 1e-12
 
 

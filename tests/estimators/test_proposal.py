@@ -30,7 +30,7 @@ def pairs(flow: LatentFlow, row: int, mix: float) -> tuple[Tensor, Tensor]:
     v, layer = all_choices(flow), flow.layers[-1]
     x, context = flow.states.expand(encoded(flow, row), (len(v),)), zoo.rows_of_context(flow, len(v))
     point = flow.run(x, draws=v, context=context, stop=flow.depth - 1).end
-    nodes = layer.generator_nodes(point, context, layer.transform.choices.encode(v[:, -1], flow.dtype))
+    nodes = layer.generator_choices(point, context, layer.transform.choices.encode(v[:, -1], flow.dtype))
     given = nodes.log_probs().detach().exp().expand(len(v), -1, -1)  # (V, D, U)
     u = all_states(layer.transform.choices.sizes)
     chosen = given[:, None, torch.arange(flow.features), u[None]]  # (V, 1, U', D), for each v and u

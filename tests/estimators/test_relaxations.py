@@ -175,7 +175,7 @@ def test_reinmax_by_its_definition():
     flow, row = zoo.make("K3 D3"), 4
     x = encoded(flow, row)
     u = torch.tensor([[2, 0, 1]])
-    logits = flow.layers[0].generator_nodes(flow.start(x), None).logits
+    logits = flow.layers[0].generator_choices(flow.start(x), None).logits
     hard = flow.layers[0].transform.choices.encode(u, torch.float64)
     pi = torch.softmax(logits, -1)
     between = ((hard + pi) / 2).detach()

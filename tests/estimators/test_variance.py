@@ -12,7 +12,7 @@ from xorflow.estimators import (
     ARMS,
     Baseline,
     DisARM,
-    DoubleControl,
+    DoubleCV,
     Estimator,
     LeaveOneOut,
     SpecialCase,
@@ -59,7 +59,7 @@ class Known(Baseline):
         self.formula = formula
 
     def expected(self, situation):
-        nodes, rewards = situation.flow.last_nodes(
+        nodes, rewards = situation.flow.last_choices(
             situation.flow.start(situation.x), torch.zeros_like(situation.x)
         )
         return self.formula(nodes.mean, rewards[..., 0], rewards[..., 1]).detach()[:, None]
@@ -96,7 +96,7 @@ def moments(estimator: Estimator, flow: LatentFlow, x: Tensor) -> tuple[Tensor, 
 
 def known(flow: LatentFlow, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """f, r(0), r(1) of each feature of x."""
-    nodes, rewards = flow.last_nodes(
+    nodes, rewards = flow.last_choices(
         flow.start(flow.encode(x[None])), torch.zeros(1, FEATURES, dtype=torch.float64)
     )
     return nodes.mean[0], rewards[0, :, 0], rewards[0, :, 1]
@@ -155,7 +155,7 @@ def test_antithetic_choices_vary_less_than_independent_ones(flow, samples):
     """100,000 draws each; two samples as in the closed forms, and four."""
     x = torch.tensor([1, 0, 1])
     spread = []
-    for estimator in (ARMS(samples), LeaveOneOut(samples), DoubleControl(samples)):
+    for estimator in (ARMS(samples), LeaveOneOut(samples), DoubleCV(samples)):
         draws = estimator.draw(flow, 100_000, torch.Generator().manual_seed(0))
         spread.append(in_logits(estimator, flow, x.expand(100_000, -1), draws).var(0))
     arms, independent, linear = spread

@@ -15,7 +15,7 @@ from enumeration import (
 )
 from xorflow import MADE, FactorisedBase, LatentFlow, Layer
 from xorflow._states import NEVER
-from xorflow.flows import BinaryNodes, CategoricalNodes, Nodes
+from xorflow.flows import BinaryChoices, CategoricalChoices, Choices
 
 CLOSED = zoo.names(zoo.closed_form)
 PLAIN = zoo.names(
@@ -32,10 +32,10 @@ def close(found, expected, atol=1e-12):
     )
 
 
-def at_start(flow: LatentFlow) -> tuple[Nodes, torch.Tensor]:
+def at_start(flow: LatentFlow) -> tuple[Choices, torch.Tensor]:
     """The only layer's choices and rewards, for every x."""
     x = flow.encode(all_states(flow.states.sizes))
-    return flow.last_nodes(flow.start(x), zoo.context(flow))
+    return flow.last_choices(flow.start(x), zoo.context(flow))
 
 
 def posterior_by_sums(name: str) -> torch.Tensor:
@@ -100,10 +100,10 @@ def test_the_bound_is_linear_in_the_probabilities(name):
 def test_the_posterior_makes_the_evidence_bound_tight(name):
     flow = zoo.make(name)
     nodes, rewards = at_start(flow)
-    if isinstance(nodes, BinaryNodes):
-        exact = BinaryNodes(nodes.logits + rewards[..., 1] - rewards[..., 0])
+    if isinstance(nodes, BinaryChoices):
+        exact = BinaryChoices(nodes.logits + rewards[..., 1] - rewards[..., 0])
     else:
-        exact = CategoricalNodes(nodes.log_probs() + rewards, nodes.valid)
+        exact = CategoricalChoices(nodes.log_probs() + rewards, nodes.valid)
     elbo = exact.expectation(rewards) - exact.kl(nodes)
     close(elbo.sum(-1), enumerated(name).log_p)
 
@@ -180,7 +180,7 @@ def test_numbers_of_the_paper_setting():
         for parameter in flow.layers.parameters():
             parameter.zero_()
     x = torch.randint(2, (3, 784), generator=torch.Generator().manual_seed(0))
-    nodes, rewards = flow.last_nodes(flow.start(flow.encode(x)), None)
+    nodes, rewards = flow.last_choices(flow.start(flow.encode(x)), None)
     assert abs(float(base.floor()) - 82.6026) < 1e-3
     assert abs(float(base.entropy()) - 254.8651) < 1e-3
     close(-flow().log_prob(x), torch.full((3,), 543.4274).double(), atol=1e-3)

@@ -32,7 +32,7 @@ def sequentially(flow, x: Tensor, known: Tensor, y: Tensor, noise: Tensor | None
     for d in visiting_order(layer.conditioner):
         if known[d]:
             continue
-        nodes = layer.generator_nodes(flow.start(flow.encode(x)), context)
+        nodes = layer.generator_choices(flow.start(flow.encode(x)), context)
         u = layer.transform.choices.decode(nodes.mode() if noise is None else nodes.sample(noise[:, 0]))
         x = x.clone()
         x[:, d] = layer.transform.to_data(y, u)[:, d]

@@ -18,7 +18,7 @@ from xorflow import (
     evaluate,
 )
 from xorflow._math import enumerate_states
-from xorflow.flows import Point, read_on
+from xorflow.flows import Point, with_base
 
 BITS, TRITS = (2, 2, 2), (3, 3)
 
@@ -75,7 +75,7 @@ def by_definition(flow: LatentFlow) -> Tensor:
         after = []
         for state, log_p in terms:
             coded = flow.encode(state)
-            log_probs = layer.generator_nodes(Point(coded, coded, None, index), None).log_probs()
+            log_probs = layer.generator_choices(Point(coded, coded, None, index), None).log_probs()
             for u in enumerate_states(layer.transform.choices.sizes).unsqueeze(1).expand(-1, len(x), -1):
                 chosen = log_probs.gather(-1, u.unsqueeze(-1)).squeeze(-1).sum(-1)
                 after.append((layer.transform.to_base(state, u), log_p + chosen))
@@ -138,7 +138,7 @@ def test_the_deterministic_reading_is_that_bijection(name: str, depth: int) -> N
     y = x
     for index, layer in enumerate(flow.layers):
         coded = flow.encode(y)
-        nodes = layer.generator_nodes(Point(coded, coded, None, index), None)
+        nodes = layer.generator_choices(Point(coded, coded, None, index), None)
         y = layer.transform.to_base(y, nodes.log_probs().argmax(-1))
     assert torch.equal(greedy.to_base(x), y)
     assert torch.equal(greedy.to_data(y), x)
@@ -199,4 +199,4 @@ def test_a_coupling_needs_the_identity_where_it_leaves_features_alone() -> None:
 def test_other_transforms_are_not_read_on_another_base() -> None:
     flow = made("u = 0 flips", 1)
     with pytest.raises(ModelError, match="does not flip by u = 1"):
-        read_on(flow, FactorisedBase(3).double())
+        with_base(flow, FactorisedBase(3).double())

@@ -106,6 +106,6 @@ def test_rows_of_another_width_are_refused_both_ways():
 def test_a_context_with_another_number_of_rows_is_refused(kind):
     flow = xf.LatentFlow([xf.Layer(kind(3, context=2))], xf.FactorisedBase(3))
     x, context = torch.zeros(4, 3, dtype=torch.int64), torch.ones(3, 2)
-    for call in (xf.evaluate.exact, xf.estimators.Marginal(), lambda f, x, c: f(c).log_prob(x)):
+    for call in (xf.evaluate.exact, xf.estimators.MaximumLikelihood(), lambda f, x, c: f(c).log_prob(x)):
         with pytest.raises(xf.DataError, match="one leading shape"):
             call(flow, x, context)

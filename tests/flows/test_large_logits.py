@@ -8,7 +8,7 @@ from torch import Tensor
 
 from xorflow import MADE, FactorisedBase, LatentFlow, Layer
 from xorflow._math import enumerate_states
-from xorflow.flows import BinaryNodes
+from xorflow.flows import BinaryChoices
 from xorflow.flows.marginal import expected_total, marginal_total
 
 SIZES = [0.0, 0.5, 3.0, 20.0, 1e3, 1e4, 1e6, math.inf]
@@ -26,7 +26,7 @@ def mixed(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
     """`marginal_total` of each feature, by the nodes' mixture."""
     zero, one = (-bases).sigmoid().log(), bases.sigmoid().log()
     outcomes = torch.stack((torch.lerp(zero, one, x), torch.lerp(one, zero, x)), -1)
-    return BinaryNodes(logits).log_mixture(outcomes)
+    return BinaryChoices(logits).log_mixture(outcomes)
 
 
 def total(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
@@ -109,5 +109,8 @@ def test_a_flow_sums_to_one(size: float) -> None:
 @pytest.mark.parametrize("theirs", [-20.123, 0.1, 20.123, 1e3])
 def test_the_divergence_of_two_choices(ours: float, theirs: float) -> None:
     q, p = torch.tensor([ours]), torch.tensor([theirs])
-    found, wanted = BinaryNodes(q).kl(BinaryNodes(p)), BinaryNodes(q.double()).kl(BinaryNodes(p.double()))
+    found, wanted = (
+        BinaryChoices(q).kl(BinaryChoices(p)),
+        BinaryChoices(q.double()).kl(BinaryChoices(p.double())),
+    )
     torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-6)

@@ -20,7 +20,7 @@ from xorflow import (
     ModelError,
     evaluate,
 )
-from xorflow.estimators import Marginal, SpecialCase, StraightThrough
+from xorflow.estimators import MaximumLikelihood, SpecialCase, StraightThrough
 from xorflow.training import flow_from_spec, flow_to_spec
 
 WEIGHTS = (0.5, 0.2, 0.3)
@@ -127,7 +127,7 @@ def test_the_gradient_is_that_of_the_enumerated_likelihood(name):
     x = all_states(mixture.states.sizes)
     context = zoo.rows_of_context(mixture, len(x))
     parameters = [p for p in mixture.parameters() if p.requires_grad]
-    loss = Marginal()(mixture, x, context)
+    loss = MaximumLikelihood()(mixture, x, context)
     expected = by_sums(mixture).mean()
     torch.testing.assert_close(loss.bound, expected.detach(), rtol=0, atol=1e-12)
     found = gradient(loss.surrogate, parameters)
@@ -142,7 +142,7 @@ def test_components_in_turn_have_the_mean_of_their_gradients(name):
     x = all_states(mixture.states.sizes)
     context = zoo.rows_of_context(mixture, len(x))
     parameters = [p for part in mixture for p in part.parameters() if p.requires_grad]
-    loss = Marginal(in_turn=True)(
+    loss = MaximumLikelihood(split_batch=True)(
         mixture, x.repeat(len(mixture), 1), None if context is None else context.repeat(len(mixture), 1)
     )
     expected = torch.stack([joint(part).log_p.mean() for part in mixture]).mean()
@@ -159,28 +159,31 @@ def test_in_turn_each_row_is_one_component_s(rows):
     x = all_states(mixture.states.sizes)[:rows]
     shares = torch.arange(rows).tensor_split(3)
     parts = [part().log_prob(x[share]).mean() for part, share in zip(mixture, shares, strict=True)]
-    found = Marginal(in_turn=True)(mixture, x).bound
+    found = MaximumLikelihood(split_batch=True)(mixture, x).bound
     torch.testing.assert_close(found, torch.stack(parts).mean(), rtol=0, atol=1e-12)
     with pytest.raises(ModelError, match="2 rows came for 3 components; choose larger batches"):
-        Marginal(in_turn=True)(mixture, x[:2])
+        MaximumLikelihood(split_batch=True)(mixture, x[:2])
 
 
 def test_grey_values_of_components_in_turn():
     mixture = orderings()
     x = all_states(mixture.states.sizes)
-    chances = torch.rand(1, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    weights = torch.where(x == 1, chances, 1 - chances).prod(-1)
+    probabilities = torch.rand(1, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = torch.where(x == 1, probabilities, 1 - probabilities).prod(-1)
     grey, hard = (
         sum(
-            p * Marginal(in_turn=True, grey=grey)(mixture, row.repeat(3, 1), **given).surrogate
+            p
+            * MaximumLikelihood(split_batch=True, soft_targets=grey)(
+                mixture, row.repeat(3, 1), **given
+            ).surrogate
             for row, p in zip(x, weights, strict=True)
         )
-        for grey, given in ((True, {"chances": chances.repeat(3, 1)}), (False, {}))
+        for grey, given in ((True, {"probabilities": probabilities.repeat(3, 1)}), (False, {}))
     )
     parameters = [p for part in mixture for p in part.parameters()]
     torch.testing.assert_close(gradient(grey, parameters), gradient(hard, parameters), rtol=0, atol=1e-12)
-    with pytest.raises(ModelError, match="give in_turn too, or leave grey out"):
-        Marginal(grey=True)(mixture, x, chances=chances.expand(16, -1))
+    with pytest.raises(ModelError, match="give split_batch too, or leave soft_targets out"):
+        MaximumLikelihood(soft_targets=True)(mixture, x, probabilities=probabilities.expand(16, -1))
 
 
 def test_evaluation_knows_mixtures():
@@ -285,12 +288,14 @@ def test_a_component_without_a_likelihood_is_named():
 def test_what_trains_a_mixture():
     x = torch.zeros(1, 3, dtype=torch.int64)
     for estimator in (StraightThrough(), SpecialCase()):
-        with pytest.raises(ModelError, match=f"{type(estimator).__name__} trains single flows.*Marginal"):
+        with pytest.raises(
+            ModelError, match=f"{type(estimator).__name__} trains single flows.*MaximumLikelihood"
+        ):
             estimator(several(), x)
     with pytest.raises(ModelError, match="depth 1 that do not see their own u, and component 1 is none"):
-        Marginal()(deep(), x)
+        MaximumLikelihood()(deep(), x)
     with pytest.raises(ModelError, match="component 1 is none"):
-        Marginal()(several().greedy(), x)
+        MaximumLikelihood()(several().greedy(), x)
 
 
 def test_completion_is_left_to_components():

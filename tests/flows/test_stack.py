@@ -84,7 +84,7 @@ def test_rewards_of_the_last_layer_by_choice(name):
     state = flow.encode(x)
     previous = torch.zeros(len(x), flow.features, dtype=torch.int64)
     previous = layer.transform.choices.encode(previous, flow.dtype) if flow.is_chain else None
-    _, rewards = flow.last_nodes(Point(state, state, previous, flow.depth - 1), zoo.context(flow))
+    _, rewards = flow.last_choices(Point(state, state, previous, flow.depth - 1), zoo.context(flow))
     sizes = torch.tensor(layer.transform.choices.sizes)
     for u in range(layer.transform.choices.width):
         real = (u < sizes).nonzero()[:, 0]

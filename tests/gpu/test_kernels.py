@@ -13,7 +13,7 @@ from xorflow._math import philox_uniforms
 from xorflow.conditioners import Source
 from xorflow.data import Split
 from xorflow.flows import SampleNoise
-from xorflow.flows.nodes import BinaryNodes
+from xorflow.flows.choices import BinaryChoices
 from xorflow.training.optimiser import FusedAdam
 
 CUDA = torch.device("cuda")
@@ -30,7 +30,7 @@ def test_marginal_matches_float64_autograd(rows: int, features: int) -> None:
     def plain(phi: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         at_one, at_zero = torch.nn.functional.logsigmoid(b), torch.nn.functional.logsigmoid(-b)
         low = x.double() * at_one + (1 - x.double()) * at_zero
-        return BinaryNodes(phi).log_mixture(torch.stack((low, at_one + at_zero - low), -1)).sum(-1)
+        return BinaryChoices(phi).log_mixture(torch.stack((low, at_one + at_zero - low), -1)).sum(-1)
 
     found, expected = [], []
     for store, function, dtype in (
@@ -194,7 +194,7 @@ def test_the_marginal_under_vmap_is_the_plain_one(runs: int, rows: int, features
     def plain(phi: Tensor, state: Tensor, b: Tensor) -> Tensor:
         at_one, at_zero = torch.nn.functional.logsigmoid(b), torch.nn.functional.logsigmoid(-b)
         low = state * at_one + (1 - state) * at_zero
-        return BinaryNodes(phi).log_mixture(torch.stack((low, at_one + at_zero - low), -1)).sum(-1)
+        return BinaryChoices(phi).log_mixture(torch.stack((low, at_one + at_zero - low), -1)).sum(-1)
 
     found, expected = [], []
     for store, function, dtype in (

@@ -9,7 +9,7 @@ import torch
 import xorflow as xf
 from xorflow._cuda.steps import CapturedEngine
 from xorflow.flows import SampleNoise, ways
-from xorflow.training import Options, Trainer, start_from_data
+from xorflow.training import Options, Trainer, init_from_data
 from xorflow.training.build import build_data, build_estimator, build_flow
 from xorflow.training.devices import default_generator
 from xorflow.training.engine import EagerEngine, choose_engine
@@ -37,7 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "mixture": "2",
         "shared": False,
         "blocks": 1,
-        "estimator": "marginal:in_turn=true,grey=true",
+        "estimator": "marginal:split_batch=true,soft_targets=true",
     },
     "recurrent": {"conditioner": "recurrent"},
     "recurrent, lstm, bf16": {"conditioner": "recurrent", "cell": "lstm", "precision": "bf16-mixed"},
@@ -49,7 +49,7 @@ def _trainer(**options: Any) -> Trainer:
     dataset = build_data(chosen)
     torch.manual_seed(0)
     flow = build_flow(chosen, dataset)
-    start_from_data(flow, dataset.train)
+    init_from_data(flow, dataset.train)
     return Trainer(flow, build_estimator(chosen.estimator), dataset, chosen)
 
 

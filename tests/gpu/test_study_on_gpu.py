@@ -8,7 +8,7 @@ from research.estimators.measure import Bench, Effort
 from xorflow.data import mnist
 from xorflow.training import Options
 from xorflow.training.build import build_flow
-from xorflow.training.starts import start_from_data
+from xorflow.training.init import init_from_data
 
 ESTIMATORS = [
     "straight-through", "special-case", "special-case:baseline=greedy", "leave-one-out:samples=4,sum_last=true",
@@ -24,7 +24,7 @@ def bench(layers: int, draws: int = 32) -> Bench:
     data = mnist()
     torch.manual_seed(0)
     flow = build_flow(options, data)
-    start_from_data(flow, data.train)
+    init_from_data(flow, data.train)
     generator = torch.Generator().manual_seed(0)
     batches = [data.train.batch(16, generator) for _ in range(5)]
     return Bench(flow.to("cuda"), batches[0], batches[1:], Effort(draws, 4, 0))  # pyright: ignore[reportArgumentType]

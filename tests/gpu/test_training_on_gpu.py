@@ -9,7 +9,7 @@ from torch import Tensor
 from tiny_runs import StopAt
 from xorflow._cuda.steps import CapturedEngine
 from xorflow.errors import TrainingError
-from xorflow.estimators import Loss, Marginal
+from xorflow.estimators import Loss, MaximumLikelihood
 from xorflow.flows import LatentFlow
 from xorflow.training import Interrupted, Job, Options, Trainer, muon, resume_run, run_jobs, train_run
 from xorflow.training.build import build_data, build_estimator, build_flow
@@ -77,7 +77,7 @@ def test_the_captured_engine_is_chosen() -> None:
     assert reason is None
 
 
-class _AsksTheHost(Marginal):
+class _AsksTheHost(MaximumLikelihood):
     """An estimator that decides on the host, and does not say so."""
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:

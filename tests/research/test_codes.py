@@ -14,7 +14,7 @@ from xorflow import FactorisedBase, LatentFlow, evaluate
 from xorflow.conditioners import Source
 from xorflow.data import Split
 from xorflow.errors import ConfigError
-from xorflow.flows import read_on
+from xorflow.flows import with_base
 from xorflow.training import (
     Interrupted,
     Observer,
@@ -142,7 +142,7 @@ def test_data_whose_slots_are_usually_one_are_coded_as_well(folder: Path, tmp_pa
     results = []
     for name, data in (("coins", folder / "coins.npy"), ("negative", tmp_path / "negative.npy")):
         train(options(folder, data=str(data)), tmp_path / name)
-        flow = read_on(open_run(tmp_path / name).latent, FactorisedBase(64))
+        flow = with_base(open_run(tmp_path / name).latent, FactorisedBase(64))
         rows = torch.from_numpy(np.load(data)).flatten(1)[1:]
         results.append(evaluate.importance(flow, rows, samples=2).nll)
     assert results[1] == pytest.approx(results[0], abs=0.1)
@@ -188,9 +188,9 @@ def test_no_slots_no_code() -> None:
 
 def test_words_are_the_most_frequent_values_if_there_are_few_slots() -> None:
     generator = torch.Generator().manual_seed(2)
-    chances = torch.tensor([0.5, 0.4, 0.3])
+    probabilities = torch.tensor([0.5, 0.4, 0.3])
     x = torch.zeros(2000, 8)
-    x[:, :3] = (torch.rand(2000, 3, generator=generator) < chances).float()
+    x[:, :3] = (torch.rand(2000, 3, generator=generator) < probabilities).float()
     code = choose_code("1x3", Split(x.to(torch.uint8)), [2] * 8, 2)
     (group,) = code.groups
     assert sorted(group.features.tolist()) == [0, 1, 2]
@@ -207,7 +207,7 @@ def test_a_code_is_worth_what_it_was_computed_to_be(folder: Path, tmp_path: Path
     train(options(folder), tmp_path / "two")
     train_run(options(folder, layers=1, estimator="marginal"), tmp_path / "one")
     rows, fixed = coins()[1:].to(torch.uint8), FactorisedBase(64)
-    one, two = (read_on(open_run(tmp_path / name).latent, fixed) for name in ("one", "two"))
+    one, two = (with_base(open_run(tmp_path / name).latent, fixed) for name in ("one", "two"))
     blank, flip = -math.log(0.9), math.log(9)
     assert evaluate.exact(one, rows).nll == pytest.approx(59 * blank + COINS * math.log(2), abs=0.05)
     found = evaluate.importance(two, rows, samples=2)
@@ -225,15 +225,15 @@ def test_a_flow_with_a_code_is_a_distribution_and_is_sampled_from(tmp_path: Path
     np.save(tmp_path / "few.npy", x.numpy().astype(np.uint8))
     chosen = options(tmp_path, data=str(tmp_path / "few.npy"), order="natural", epochs=3)
     train(chosen, tmp_path / "run", code="1x3")
-    flow = read_on(open_run(tmp_path / "run").latent, FactorisedBase(10)).double()
+    flow = with_base(open_run(tmp_path / "run").latent, FactorisedBase(10)).double()
     rows = every(10).to(torch.uint8)
-    chances = flow.log_likelihood(flow.encode(rows)).detach().exp()  # by enumeration of all choices
-    assert float(chances.sum()) == pytest.approx(1, abs=1e-9)
+    probabilities = flow.log_likelihood(flow.encode(rows)).detach().exp()  # by enumeration of all choices
+    assert float(probabilities.sum()) == pytest.approx(1, abs=1e-9)
     drawn = flow().sample((20_000,), generator=torch.Generator().manual_seed(0))
     index = (drawn.long() * 2 ** torch.arange(9, -1, -1)).sum(1)
     frequencies = torch.bincount(index, minlength=1024) / len(drawn)
-    errors = (frequencies - chances) / (chances * (1 - chances) / len(drawn)).sqrt()
-    often = chances > 1e-3  # about 20 draws or more
+    errors = (frequencies - probabilities) / (probabilities * (1 - probabilities) / len(drawn)).sqrt()
+    often = probabilities > 1e-3  # about 20 draws or more
     assert float(errors[often].abs().max()) < 5  # standard errors
 
 

@@ -116,7 +116,7 @@ def test_the_wrong_direction_is_normalised_but_another_law(name: str) -> None:
     x = all_states(flow.states.sizes)
     table = flow.base.log_table().exp()  # (D, K)
     u = torch.arange(table.shape[1])
-    chosen = flow.layers[0].generator_nodes(flow.start(flow.encode(x)), None).log_probs().exp()
+    chosen = flow.layers[0].generator_choices(flow.start(flow.encode(x)), None).log_probs().exp()
     laws = {}
     for sign in (1, -1):
         y = (x[..., None] + sign * u) % table.shape[1]  # (X, D, U)

@@ -316,7 +316,7 @@ def test_the_map_has_the_variance_of_every_feature() -> None:
     )
     with torch.no_grad():
         x, _ = study._batch
-        nodes, outcomes = study.flow.last_nodes(study.flow.start(x), None)
+        nodes, outcomes = study.flow.last_choices(study.flow.start(x), None)
         f = nodes.mean
         best = (1 - f) * outcomes[..., 1] + f * outcomes[..., 0]
         expected = (f * (1 - f) * best.square()).sum(0) / len(x) ** 2

@@ -11,7 +11,7 @@ from xorflow import evaluate
 from xorflow.conditioners import MADE, Coupling
 from xorflow.data import Dataset, Split
 from xorflow.errors import CheckpointError, ConfigError, DataError, ModelError
-from xorflow.estimators import Marginal, StraightThrough
+from xorflow.estimators import MaximumLikelihood, StraightThrough
 from xorflow.training import (
     Options,
     build_data,
@@ -20,10 +20,10 @@ from xorflow.training import (
     flow_from_spec,
     flow_to_spec,
     independent_nll,
-    start_from_data,
+    init_from_data,
 )
 from xorflow.training.build import estimator_text, layer_orders
-from xorflow.training.starts import category_frequencies
+from xorflow.training.init import category_frequencies
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_estimators_by_name_and_back(text: str) -> None:
 
 
 def test_estimators_are_what_their_names_say() -> None:
-    assert isinstance(build_estimator("marginal"), Marginal)
+    assert isinstance(build_estimator("marginal"), MaximumLikelihood)
     assert isinstance(build_estimator("straight-through"), StraightThrough)
 
 
@@ -95,7 +95,10 @@ def test_estimators_are_what_their_names_say() -> None:
         ("special-case:second=2", "belong to rewards=two-term"),
         ("full-posterior:decay=1", "at least 0 and below 1; got 1"),
         ("straight-through:anneal=2", "from 0 to 1; got 2"),
-        ("marginal:draws=3", "takes samples, in_turn, grey, written as marginal:KEY=VALUE; got 'draws=3'"),
+        (
+            "marginal:draws=3",
+            "takes samples, split_batch, grey, written as marginal:KEY=VALUE; got 'draws=3'",
+        ),
         ("marginal:samples", "got 'samples'"),
         ("marginal:samples=0", "at least one sample"),
         ("leave-one-out:samples=1", "needs samples=2 or more"),
@@ -252,7 +255,7 @@ def test_independent_features_by_hand() -> None:
 def test_starting_from_data_begins_near_independent_features() -> None:
     data, flow = tiny_dataset(), tiny_flow(layers=2)
     assert data.test is not None
-    start_from_data(flow, data.train)
+    init_from_data(flow, data.train)
     found = evaluate.importance(flow, data.test, samples=50).nll
     assert found < independent_nll(data, data.test) + 1.0
 
@@ -266,7 +269,7 @@ def test_a_linear_posterior_begins_as_the_exact_one(sizes: tuple[int, ...], base
     data = Dataset("rows", Split(values), None, None, sizes)
     options = Options(layers=1, hidden=[8], posterior="linear", base=base, p0=0.8)
     flow = build_flow(options, data).double()
-    start_from_data(flow, data.train)
+    init_from_data(flow, data.train)
     # under the exact posterior every weight is the likelihood itself
     for proposal, equal in (("q", True), ("p", False)):
         bound = evaluate.elbo(flow, data.train, samples=1, proposal=proposal).values

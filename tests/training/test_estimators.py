@@ -9,7 +9,7 @@ import torch
 
 from tiny_runs import tiny_options
 from xorflow.errors import ConfigError, ModelError
-from xorflow.estimators import DoubleControl, Estimator, Loss, Rebar, Relax
+from xorflow.estimators import DoubleCV, Estimator, Loss, Rebar, Relax
 from xorflow.training import Options, Trainer, build_data, build_estimator, build_flow, train_run
 from xorflow.training.build import ESTIMATORS
 from xorflow.training.step import Step
@@ -20,7 +20,7 @@ DRAWING = [
     "double-cv:samples=2", "concrete", "st-gumbel", "reinmax", "local-expectation", "special-case:baseline=none",
     "full-posterior:baseline=none", "marginal:samples=2", "straight-through",
 ]  # fmt: skip
-OWN = {"rebar": Rebar, "relax": Relax, "double-cv:samples=2": DoubleControl}
+OWN = {"rebar": Rebar, "relax": Relax, "double-cv:samples=2": DoubleCV}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch import Tensor
 from tiny_runs import StopAt, read, rows_file, tiny_dataset, tiny_flow, tiny_options, weights_of
 from xorflow import LatentFlow, evaluate
 from xorflow.data import Dataset
-from xorflow.estimators import Marginal
+from xorflow.estimators import MaximumLikelihood
 from xorflow.training import Options, Trainer, load, open_run, train_run
 from xorflow.training.metrics import read_metrics
 from xorflow.training.step import learning_rate
@@ -20,7 +20,7 @@ from xorflow.training.step import learning_rate
 
 def trainer(flow: LatentFlow, data: Dataset, run: Path | None = None, **options: object) -> Trainer:
     usual = {"epochs": 3, "batch_size": 40, "device": "cpu", "lr": 0.01}
-    return Trainer(flow, Marginal(), data, Options(**(usual | options)), run)  # pyright: ignore[reportArgumentType]
+    return Trainer(flow, MaximumLikelihood(), data, Options(**(usual | options)), run)  # pyright: ignore[reportArgumentType]
 
 
 def test_one_record_an_epoch_with_its_rate_step_and_likelihoods(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tiny_runs import StopAt, assert_same_run, images_file, read, rows_file, tin
 from xorflow.conditioners import CausalTransformer, Recurrent, SequenceConditioner
 from xorflow.data import Dataset, Split
 from xorflow.errors import ConfigError, ModelError
-from xorflow.estimators import Marginal
+from xorflow.estimators import MaximumLikelihood
 from xorflow.flows import LatentFlow, Mixture
 from xorflow.training import (
     Interrupted,
@@ -48,7 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
     | {
         "dropout": 0.2,
         "mixture": "natural,columns",
-        "estimator": "marginal:in_turn=true",
+        "estimator": "marginal:split_batch=true",
         "optimiser": "muon",
         "rotary": True,
     },
@@ -124,7 +124,7 @@ def test_a_run_does_not_start_from_one_whose_network_looks_otherwise(
 def test_dropout_has_numbers_of_its_own(tmp_path: Path) -> None:
     options = images(tmp_path, "transformer")
     dataset = build_data(options)
-    trainer = Trainer(build_flow(options, dataset), Marginal(), dataset, options)
+    trainer = Trainer(build_flow(options, dataset), MaximumLikelihood(), dataset, options)
     assert has_dropout(trainer.flow)
     with trainer._own_dropout():
         assert torch.default_generator.initial_seed() != trainer.generator.initial_seed()
@@ -193,7 +193,9 @@ def test_grey_values_reach_every_part_of_a_batch() -> None:
         torch.manual_seed(0)
         return LatentFlow([xf.Layer(xf.MADE(6, (8,)))], xf.FactorisedBase(6, learned=True))
 
-    whole, cut = (_trained_on_grey(flow(), "marginal:grey=true", accumulate=count) for count in (1, 3))
+    whole, cut = (
+        _trained_on_grey(flow(), "marginal:soft_targets=true", accumulate=count) for count in (1, 3)
+    )
     hard = _trained_on_grey(flow(), "marginal")
     for found, expected, other in zip(cut, whole, hard, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
@@ -201,7 +203,7 @@ def test_grey_values_reach_every_part_of_a_batch() -> None:
 
 
 def test_data_that_are_not_drawn_have_no_grey_values(tmp_path: Path) -> None:
-    options = tiny_options(images_file(tmp_path / "images.npy"), estimator="marginal:grey=true")
+    options = tiny_options(images_file(tmp_path / "images.npy"), estimator="marginal:soft_targets=true")
     with pytest.raises(ConfigError, match="these data are fixed; leave grey out of --estimator"):
         train_run(options, tmp_path / "run")
 
@@ -229,7 +231,7 @@ def test_the_record_of_an_epoch_in_parts(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the tracer's own making
 @pytest.mark.parametrize(
-    "kind", [{}, {"mixture": "2", "shared": False, "estimator": "marginal:in_turn=true"}]
+    "kind", [{}, {"mixture": "2", "shared": False, "estimator": "marginal:split_batch=true"}]
 )
 def test_compiled_blocks_give_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
@@ -338,8 +340,8 @@ def test_a_mixture_shares_its_network_or_not(tmp_path: Path) -> None:
         ({"mixture": "2", "layers": 2}, "leave --layers and --posterior out"),
         ({"mixture": "2", "posterior": "mlp"}, "leave --layers and --posterior out"),
         ({"mixture": "2", "estimator": "straight-through"}, "StraightThrough trains single flows"),
-        ({"estimator": "marginal:in_turn=true"}, "in_turn is for the components of a mixture"),
-        ({"estimator": "marginal:grey=true"}, "grey is for binary features in flows of depth 1"),
+        ({"estimator": "marginal:split_batch=true"}, "split_batch is for the components of a mixture"),
+        ({"estimator": "marginal:soft_targets=true"}, "grey is for binary features in flows of depth 1"),
     ],
 )
 def test_what_means_nothing_is_refused_before_a_folder_is_made(
@@ -366,7 +368,7 @@ def test_weight_decay_reaches_matrices_alone(tmp_path: Path, kind: str) -> None:
     options = images(tmp_path, kind, weight_decay=0.1)
     flow = build_flow(options, build_data(options))
     assert isinstance(flow, LatentFlow)
-    optimiser = make_optimiser(Step(flow, Marginal()), options, torch.device("cpu"))
+    optimiser = make_optimiser(Step(flow, MaximumLikelihood()), options, torch.device("cpu"))
     decayed = {id(p) for group in optimiser.param_groups if group["weight_decay"] for p in group["params"]}
     every = [id(p) for group in optimiser.param_groups for p in group["params"]]
     assert len(every) == len(set(every)) == len(list(flow.parameters()))
@@ -421,6 +423,6 @@ def test_out_of_memory_names_what_lowers_it(
     def fail(*_: Any) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(Marginal, "loss", fail)
+    monkeypatch.setattr(MaximumLikelihood, "loss", fail)
     with pytest.raises(xf.UserError, match=f"out of memory; {words}"):
         train_run(images(tmp_path, kind), tmp_path / "run")

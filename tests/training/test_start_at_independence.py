@@ -12,8 +12,8 @@ from xorflow.data import Dataset, Split
 from xorflow.errors import ConfigError, ModelError
 from xorflow.flows import LatentFlow
 from xorflow.training import Options
+from xorflow.training.init import category_frequencies
 from xorflow.training.run import started_flow
-from xorflow.training.starts import category_frequencies
 
 SIZES = {"bits": (2,) * 4, "three": (3,) * 3, "mixed": (2, 4, 3)}
 NETWORKS = {

@@ -10,7 +10,7 @@ from torch import nn
 from tiny_runs import tiny_dataset, tiny_flow
 from xorflow.bases import FactorisedBase
 from xorflow.conditioners import CausalTransformer, Recurrent
-from xorflow.estimators import Marginal
+from xorflow.estimators import MaximumLikelihood
 from xorflow.flows import LatentFlow, Layer
 from xorflow.training import Options, Trainer
 from xorflow.training.muon import Muon, hidden_matrices, orthogonal
@@ -49,7 +49,7 @@ def test_a_run_that_is_shorter_than_its_warm_up_only_rises() -> None:
     ("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)]
 )
 def test_names_of_optimisers(name: str, kind: type[torch.optim.Optimizer]) -> None:
-    optimiser = make_optimiser(Step(tiny_flow(), Marginal()), Options(optimiser=name), CPU)
+    optimiser = make_optimiser(Step(tiny_flow(), MaximumLikelihood()), Options(optimiser=name), CPU)
     assert type(optimiser) is kind
 
 
@@ -64,7 +64,7 @@ def small_transformer(**options: Any) -> LatentFlow:
 
 def test_muon_is_for_the_matrices_within_networks() -> None:
     flow = small_transformer()
-    step = Step(flow, Marginal())
+    step = Step(flow, MaximumLikelihood())
     optimiser = make_optimiser(step, Options(optimiser="muon", weight_decay=0.1), CPU)
     assert type(optimiser) is Muon
     every = [id(p) for g in optimiser.param_groups for p in g["params"]]
@@ -82,7 +82,7 @@ def test_muon_is_for_the_matrices_within_networks() -> None:
         ]
         assert [len(found) for found in hidden_matrices(nn.ModuleList(cells)).values()] == [4]
         assert list(hidden_matrices(nn.ModuleList(cells))) == [gates]
-    plain = make_optimiser(Step(tiny_flow(), Marginal()), Options(optimiser="muon"), CPU)
+    plain = make_optimiser(Step(tiny_flow(), MaximumLikelihood()), Options(optimiser="muon"), CPU)
     assert not any(g["parts"] for g in plain.param_groups)
 
 
@@ -90,7 +90,7 @@ def test_muon_moves_matrices_by_orthogonal_ones_and_the_rest_as_adamw() -> None:
     """Against torch's own Muon, and against AdamW, over some steps of the same gradients."""
     ours, theirs = small_transformer(), small_transformer()
     options = Options(optimiser="muon", weight_decay=0.1, lr=0.01)
-    optimiser = make_optimiser(Step(ours, Marginal()), options, CPU)
+    optimiser = make_optimiser(Step(ours, MaximumLikelihood()), options, CPU)
     named = dict(theirs.named_parameters())
     stacked = [name for name in named if "queries.weight" in name]  # which torch's would take as one matrix
     single = [name for name in named if "blocks" in name and named[name].dim() == 2 and name not in stacked]
@@ -137,7 +137,7 @@ def test_orthogonal_matrices_have_singular_values_near_one() -> None:
 
 def test_weight_decay_reaches_matrices_only_and_each_parameter_once() -> None:
     flow = tiny_flow(context=3)
-    optimiser = make_optimiser(Step(flow, Marginal()), Options(weight_decay=0.1), CPU)
+    optimiser = make_optimiser(Step(flow, MaximumLikelihood()), Options(weight_decay=0.1), CPU)
     decayed = {id(p) for g in optimiser.param_groups if g["weight_decay"] for p in g["params"]}
     every = [id(p) for g in optimiser.param_groups for p in g["params"]]
     assert len(every) == len(set(every)) == len(list(flow.parameters()))
@@ -148,7 +148,7 @@ def test_weight_decay_reaches_matrices_only_and_each_parameter_once() -> None:
 def test_a_fixed_base_is_not_optimised() -> None:
     flow = tiny_flow()
     flow.base.logits.requires_grad_(False)
-    optimiser = make_optimiser(Step(flow, Marginal()), Options(), CPU)
+    optimiser = make_optimiser(Step(flow, MaximumLikelihood()), Options(), CPU)
     assert all(p is not flow.base.logits for g in optimiser.param_groups for p in g["params"])
 
 
@@ -156,7 +156,7 @@ def _change(flow: LatentFlow, **options: Any) -> float:
     """How far one epoch of one step moves all weights together."""
     before = [p.detach().clone() for p in flow.parameters()]
     chosen = Options(epochs=1, batch_size=140, device="cpu", schedule="constant", optimiser="sgd", **options)
-    Trainer(flow, Marginal(), tiny_dataset(validation=False), chosen).train()
+    Trainer(flow, MaximumLikelihood(), tiny_dataset(validation=False), chosen).train()
     pairs = zip(flow.parameters(), before, strict=True)
     return math.sqrt(sum(float((p.detach() - q).square().sum()) for p, q in pairs))
 

@@ -16,8 +16,8 @@ from xorflow._cuda import decoding
 from xorflow._cuda.decoding import Launchable
 from xorflow._states import Alphabet
 from xorflow.conditioners.base import Conditioner, Dependence, Source, common_lead
-from xorflow.conditioners.looks import checked_quiet, coordinates, table_of_looks
 from xorflow.conditioners.orderings import Order, image_shape, resolve_order
+from xorflow.conditioners.receptive_field import checked_skipped, coordinates, receptive_fields
 from xorflow.errors import ModelError
 
 _SMALL = 0.02
@@ -213,8 +213,8 @@ class SequenceConditioner(Conditioner):
         self.width, self.shape, self.reach = width, image, reach
         assert self.order is not None
         self._order_as_given = order if isinstance(order, str) else list(self.order)
-        self.quiet = checked_quiet(quiet, features)
-        looks, seen = table_of_looks(self.order, image, reach, list(self.sees.values()), self.quiet)
+        self.quiet = checked_skipped(quiet, features)
+        looks, seen = receptive_fields(self.order, image, reach, list(self.sees.values()), self.quiet)
         self.register_buffer("visits", torch.tensor(self.order), persistent=False)  # (D,)
         self.register_buffer("looks", looks, persistent=False)  # (sources, D, looks)
         self.register_buffer("seen", seen.to(torch.get_default_dtype()), persistent=False)

@@ -94,11 +94,11 @@ class Split:
         rows = self.values.index_select(0, indices)
         return Batch((noise * 255 < rows).to(torch.uint8), context)
 
-    def chances(self, indices: Tensor) -> Tensor:
+    def probabilities(self, indices: Tensor) -> Tensor:
         """With which probability each feature of the rows at `indices` is drawn as 1, float32 (B, D)."""
         if not self.stochastic:
             raise DataError(
-                "a split of fixed values draws nothing: chances are of grey values, which are binarised"
+                "a split of fixed values draws nothing: probabilities are of grey values, which are binarised"
             )
         return self.values.index_select(0, indices).to(torch.float32) / 255
 

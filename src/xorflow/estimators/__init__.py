@@ -13,34 +13,34 @@ from xorflow.estimators.baselines import (
 )
 from xorflow.estimators.concrete import Concrete, StraightThroughGumbel
 from xorflow.estimators.disarm import DisARM
-from xorflow.estimators.double_control import DoubleControl
+from xorflow.estimators.double_cv import DoubleCV
 from xorflow.estimators.full_posterior import FullPosterior
 from xorflow.estimators.leave_one_out import LeaveOneOut
 from xorflow.estimators.local_expectation import LocalExpectation
-from xorflow.estimators.marginal import Marginal
-from xorflow.estimators.multi_sample import MultiSample
+from xorflow.estimators.maximum_likelihood import MaximumLikelihood
 from xorflow.estimators.proposal import ProposalPrefix
 from xorflow.estimators.rebar import Rebar
 from xorflow.estimators.reinmax import ReinMax
 from xorflow.estimators.relax import Relax
 from xorflow.estimators.special_case import SpecialCase
 from xorflow.estimators.straight_through import StraightThrough
+from xorflow.estimators.vimco import VIMCO
 
 __all__ = [
     "ARMS",
+    "VIMCO",
     "Analytic",
     "Baseline",
     "Concrete",
     "DisARM",
-    "DoubleControl",
+    "DoubleCV",
     "Estimator",
     "FullPosterior",
     "GreedyCritic",
     "LeaveOneOut",
     "LocalExpectation",
     "Loss",
-    "Marginal",
-    "MultiSample",
+    "MaximumLikelihood",
     "NoBaseline",
     "ProposalPrefix",
     "Rebar",

@@ -82,9 +82,9 @@ class Analytic(Estimator):
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         del draws
         start = flow.start(x)
-        p, outcomes = flow.last_nodes(start, context)
+        p, outcomes = flow.last_choices(start, context)
         if self.objective == "elbo":
-            q = flow.layers[0].posterior_nodes(start, context, p)
+            q = flow.layers[0].posterior_choices(start, context, p)
             value = (q.expectation(outcomes) - q.kl(p)).sum(-1)  # pyright: ignore[reportArgumentType]
         else:
             value = p.expectation(outcomes).sum(-1)

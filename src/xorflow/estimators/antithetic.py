@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from xorflow.estimators.base import Estimator, Loss
+from xorflow.estimators.descendants import structure
 from xorflow.estimators.hierarchy import (
     after,
     descendant_sums,
@@ -17,8 +18,7 @@ from xorflow.estimators.hierarchy import (
     require_no_own,
     require_summable,
 )
-from xorflow.estimators.influence import structure
-from xorflow.flows import BinaryNodes, LatentFlow, Nodes, Point
+from xorflow.flows import BinaryChoices, Choices, LatentFlow, Point
 
 
 class Antithetic(Estimator):
@@ -69,20 +69,20 @@ class Antithetic(Estimator):
             self.sums = descendant_sums(flow, self._drawn_layers(flow))
 
     @abstractmethod
-    def choose(self, nodes: BinaryNodes, uniforms: Tensor) -> Tensor:
+    def choose(self, nodes: BinaryChoices, uniforms: Tensor) -> Tensor:
         """The arms (n, B, D), from uniforms (N, B, D)."""
 
     @abstractmethod
-    def slope(self, nodes: BinaryNodes, arms: Tensor, rewards: Tensor) -> Tensor:
+    def slope(self, nodes: BinaryChoices, arms: Tensor, rewards: Tensor) -> Tensor:
         """An estimate of the gradient in the logits (B, D), from the arms and their rewards, both (n, B, D)."""
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         point = flow.start(x)
-        passed: list[tuple[Point, Nodes, Tensor]] = []
+        passed: list[tuple[Point, Choices, Tensor]] = []
         for index in range(self._drawn_layers(flow)):
             assert draws is not None
-            nodes = flow.layers[index].generator_nodes(point, context)
-            assert isinstance(nodes, BinaryNodes)
+            nodes = flow.layers[index].generator_choices(point, context)
+            assert isinstance(nodes, BinaryChoices)
             with torch.no_grad():
                 arms = self.choose(nodes, draws[: self.uniforms, ..., index, :])
             passed.append((point, nodes, arms))
@@ -92,7 +92,7 @@ class Antithetic(Estimator):
         surrogate = value  # the gradient of a learned base and, where it is summed out, of the last layer
         for index, (before, nodes, arms) in enumerate(passed):
             assert draws is not None
-            assert isinstance(nodes, BinaryNodes)
+            assert isinstance(nodes, BinaryChoices)
             with torch.no_grad():
                 others = self._others(flow, after(flow, before, arms[1:]), context, draws)
                 ends = self.sums[index](torch.cat((rewards.detach().unsqueeze(0), others)))
@@ -108,8 +108,8 @@ class Antithetic(Estimator):
             fresh = draws[first : first + self.arms - 1, ..., point.layer :, :]
             point = flow.run(point, draws=fresh, context=context, stop=stop).end
         for index in range(point.layer, stop):
-            nodes = flow.layers[index].generator_nodes(point, context)
-            assert isinstance(nodes, BinaryNodes)
+            nodes = flow.layers[index].generator_choices(point, context)
+            assert isinstance(nodes, BinaryChoices)
             same = draws[: self.uniforms, ..., index, :].unsqueeze(1)  # for all arms
             point = after(flow, point, self.choose(nodes, same)[0])
         return end_rewards(flow, point, context)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from xorflow.errors import ConfigError
 from xorflow.estimators.antithetic import Antithetic
-from xorflow.flows import BinaryNodes
+from xorflow.flows import BinaryChoices
 
 
 class ARMS(Antithetic):
@@ -53,11 +53,11 @@ class ARMS(Antithetic):
     def config(self) -> dict[str, Any]:
         return {"samples": self.arms} | super().config()
 
-    def choose(self, nodes: BinaryNodes, uniforms: Tensor) -> Tensor:
+    def choose(self, nodes: BinaryChoices, uniforms: Tensor) -> Tensor:
         repelling = dirichlet_copula(uniforms)
         return nodes.sample(torch.where(nodes.logits < 0, 1 - repelling, repelling))
 
-    def slope(self, nodes: BinaryNodes, arms: Tensor, rewards: Tensor) -> Tensor:
+    def slope(self, nodes: BinaryChoices, arms: Tensor, rewards: Tensor) -> Tensor:
         deviations = (rewards - rewards.mean(0)) * (arms - nodes.mean)
         return deviations.sum(0) / ((self.arms - 1) * one_less_correlation(nodes.logits, self.arms))
 

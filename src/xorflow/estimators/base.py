@@ -43,8 +43,8 @@ class Estimator(nn.Module, ABC):
     trains_mixtures: ClassVar[bool] = False
     """Whether a `Mixture`, which has a likelihood but no one pass from data to base, may stand in for a flow."""
 
-    looks_at_grey: bool = False
-    """Whether it takes the chances with which data were drawn (`grey_loss`), and not the draw alone."""
+    takes_soft_targets: bool = False
+    """Whether it takes the probabilities with which data were drawn (`soft_target_loss`), and not the draw alone."""
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, as JSON."""
@@ -60,7 +60,7 @@ class Estimator(nn.Module, ABC):
         if isinstance(flow, Mixture) and not self.trains_mixtures:
             raise ModelError(
                 f"{type(self).__name__} trains single flows, and this is a mixture; train that by its exact likelihood, with "
-                "Marginal (the estimator marginal)"
+                "MaximumLikelihood (the estimator marginal)"
             )
         admitted = cast(LatentFlow, flow)  # all that such an estimator asks of a flow, a mixture answers
         self.check(admitted)
@@ -90,10 +90,12 @@ class Estimator(nn.Module, ABC):
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         """The loss of encoded data x, given the draws (S, B, L', D)."""
 
-    def grey_loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, chances: Tensor) -> Loss:
-        """The loss of encoded data x that were drawn with these chances (B, D); of estimators that look at them."""
-        del flow, x, context, chances
-        raise ModelError(f"{type(self).__name__} does not look at grey values")
+    def soft_target_loss(
+        self, flow: LatentFlow, x: Tensor, context: Tensor | None, probabilities: Tensor
+    ) -> Loss:
+        """The loss of encoded data x that were drawn with these probabilities (B, D); of estimators that look at them."""
+        del flow, x, context, probabilities
+        raise ModelError(f"{type(self).__name__} takes no soft targets")
 
     def update(self, stats: Mapping[str, Tensor]) -> None:
         """Change the estimator's state after the backward pass, from the (globally reduced) statistics of its loss."""
@@ -115,7 +117,7 @@ class Estimator(nn.Module, ABC):
         *,
         draws: Tensor | None = None,
         generator: torch.Generator | None = None,
-        chances: Tensor | None = None,
+        probabilities: Tensor | None = None,
     ) -> Loss:
         """The loss of a batch of integers (B, D).
 
@@ -125,7 +127,7 @@ class Estimator(nn.Module, ABC):
             context: (B, C) or None.
             draws: the noise; uniforms, or (as integers) the choices themselves. Drawn anew if not given.
             generator: where fresh noise comes from.
-            chances: the probabilities (B, D) with which x was drawn, for an estimator that looks at them.
+            probabilities: the probabilities (B, D) with which x was drawn, for an estimator that looks at them.
         """
         flow = self.admit(flow)
         self.prepare(flow)
@@ -133,12 +135,12 @@ class Estimator(nn.Module, ABC):
             # labels that come along with the data are left out if the flow sees none, as in evaluation
             x, context = x.x, x.context if flow.context_features else None
         _check_rows(flow, x)
-        if self.looks_at_grey:
-            if chances is None:
+        if self.takes_soft_targets:
+            if probabilities is None:
                 raise ModelError(
-                    f"this {type(self).__name__} looks at grey values: give chances, the probabilities with which x was drawn"
+                    f"this {type(self).__name__} takes soft targets: give probabilities, those with which x was drawn"
                 )
-            return self.grey_loss(flow, flow.encode(x), context, chances)
+            return self.soft_target_loss(flow, flow.encode(x), context, probabilities)
         if draws is None:
             draws = self.draw(flow, len(x), generator)
         return self.loss(flow, flow.encode(x), context, draws)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from xorflow.estimators.antithetic import Antithetic
-from xorflow.flows import BinaryNodes
+from xorflow.flows import BinaryChoices
 
 
 class DisARM(Antithetic):
@@ -41,10 +41,10 @@ class DisARM(Antithetic):
     def __init__(self, sum_last: bool = False, common: bool = False) -> None:
         super().__init__(2, 1, sum_last, common)
 
-    def choose(self, nodes: BinaryNodes, uniforms: Tensor) -> Tensor:
+    def choose(self, nodes: BinaryChoices, uniforms: Tensor) -> Tensor:
         e = uniforms[0]
         return torch.stack((nodes.sample(e), nodes.sample(1 - e)))
 
-    def slope(self, nodes: BinaryNodes, arms: Tensor, rewards: Tensor) -> Tensor:
+    def slope(self, nodes: BinaryChoices, arms: Tensor, rewards: Tensor) -> Tensor:
         likelier = torch.sigmoid(nodes.logits.abs())  # max(p, 1 - p)
         return 0.5 * (rewards[0] - rewards[1]) * (arms[0] - arms[1]) * likelier

@@ -13,9 +13,9 @@ from xorflow.conditioners import ranks
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.baselines import Baseline, Signal, Standardise
-from xorflow.estimators.influence import FeatureSum, Influence, structure, weighted_score
+from xorflow.estimators.descendants import Descendants, FeatureSum, structure, weighted_score
 from xorflow.estimators.terms import Terms
-from xorflow.flows import LatentFlow, Layer, Nodes
+from xorflow.flows import Choices, LatentFlow, Layer
 from xorflow.flows.stack import GREEDY, Draws
 
 Divergence = Literal["analytic", "suffix", "printed", "vanilla"]
@@ -154,20 +154,22 @@ class FullPosterior(Estimator):
 
     def _make_sums(self, flow: LatentFlow) -> nn.ModuleList:
         """For each layer: the sums that turn rewards, sampled and closed divergences into what weighs its scores."""
-        influence = Influence(flow, "q")
+        descendants = Descendants(flow, "q")
         found = nn.ModuleList()
         for layer in range(self._sampled_layers(flow)):
-            matrices = [self._reward_weights(influence, layer)]
-            matrices += [self._sampled_weights(flow, influence, layer, later) for later in range(flow.depth)]
-            matrices += [self._closed_weights(influence, layer, later) for later in range(flow.depth)]
+            matrices = [self._reward_weights(descendants, layer)]
+            matrices += [
+                self._sampled_weights(flow, descendants, layer, later) for later in range(flow.depth)
+            ]
+            matrices += [self._closed_weights(descendants, layer, later) for later in range(flow.depth)]
             found.append(nn.ModuleList(FeatureSum(matrix) for matrix in matrices))
         return found
 
-    def _reward_weights(self, influence: Influence, layer: int) -> Tensor:
-        size = influence.features
+    def _reward_weights(self, descendants: Descendants, layer: int) -> Tensor:
+        size = descendants.features
         if self.kl == "vanilla":
             return torch.ones(size, size)
-        return torch.eye(size) if self.rewards == "impatient" else influence.rewards(layer).float()
+        return torch.eye(size) if self.rewards == "impatient" else descendants.rewards(layer).float()
 
     def _constant(self, layer: int, later: int) -> float:
         """Of the divergence of a later layer, in the score of a layer."""
@@ -175,21 +177,21 @@ class FullPosterior(Estimator):
             return 1.0
         return 0.0 if self.local and later > layer + 1 else self.gamma
 
-    def _sampled_weights(self, flow: LatentFlow, influence: Influence, layer: int, later: int) -> Tensor:
-        size = influence.features
+    def _sampled_weights(self, flow: LatentFlow, descendants: Descendants, layer: int, later: int) -> Tensor:
+        size = descendants.features
         if self.kl == "vanilla":
             return torch.ones(size, size)
         order = flow.layers[layer].conditioner.order
         if self.kl == "printed" and layer == later and order is not None:
             # the d-th suffix times the whole layer's score, for each d: term k counts as often as there are d up to it
             return (ranks(order) + 1.0).expand(size, size)
-        affected = influence.choices(layer, later) | influence.inputs(layer, later, "p")
+        affected = descendants.choices(layer, later) | descendants.inputs(layer, later, "p")
         return self._constant(layer, later) * affected.float()
 
-    def _closed_weights(self, influence: Influence, layer: int, later: int) -> Tensor:
-        affected = influence.inputs(layer, later, "q")
+    def _closed_weights(self, descendants: Descendants, layer: int, later: int) -> Tensor:
+        affected = descendants.inputs(layer, later, "q")
         if self.kl == "analytic":
-            affected = affected | influence.inputs(layer, later, "p")
+            affected = affected | descendants.inputs(layer, later, "p")
         return self._constant(layer, later) * affected.float()
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
@@ -221,8 +223,8 @@ class FullPosterior(Estimator):
             closed.append(parts[1])
         if self.sum_last:
             last = flow.layers[-1]
-            p = last.generator_nodes(trace.end, context)
-            q = last.posterior_nodes(trace.end, context, p)
+            p = last.generator_choices(trace.end, context)
+            q = last.posterior_choices(trace.end, context, p)
             rewards = q.expectation(last.transform.outcomes(flow.base.log_table(), trace.end.state))
             sampled.append(torch.zeros_like(rewards[..., :1]))
             closed.append(-q.kl(p))  # pyright: ignore[reportArgumentType]
@@ -232,7 +234,7 @@ class FullPosterior(Estimator):
         everything = torch.broadcast_tensors(rewards, *sampled, *closed)
         return _Pass(everything[0], list(everything[1:]), log_q)
 
-    def _divergence(self, layer: Layer, p: Nodes, q: Nodes, u: Tensor) -> tuple[Tensor, Tensor]:
+    def _divergence(self, layer: Layer, p: Choices, q: Choices, u: Tensor) -> tuple[Tensor, Tensor]:
         """Minus the divergence of q from p in a layer, by feature: what depends on its drawn u, and what is in closed form.
 
         With graph: the gradient of their sum is the generator's, and the part of the posterior's that needs no score.

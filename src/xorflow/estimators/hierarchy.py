@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from xorflow.errors import ModelError
-from xorflow.estimators.influence import FeatureSum, Influence
-from xorflow.flows import BinaryNodes, LatentFlow, Layer, Nodes, Point
-from xorflow.flows.nodes import make_nodes
+from xorflow.estimators.descendants import Descendants, FeatureSum
+from xorflow.flows import BinaryChoices, Choices, LatentFlow, Layer, Point
+from xorflow.flows.choices import make_choices
 
 
 def after(flow: LatentFlow, point: Point, u: Tensor) -> Point:
@@ -22,25 +22,25 @@ def end_rewards(flow: LatentFlow, point: Point, context: Tensor | None) -> Tenso
     """The log base probabilities (..., D) at the end of a pass, or expected of the last layer if the pass ends before it."""
     if point.layer == flow.depth:
         return flow.base.log_prob(point.state)
-    nodes, outcomes = flow.last_nodes(point, context)
+    nodes, outcomes = flow.last_choices(point, context)
     return nodes.expectation(outcomes)
 
 
 def descendant_sums(flow: LatentFlow, layers: int) -> nn.ModuleList:
     """For each of the first layers: from rewards (..., D) to the sums of those that each choice of the layer can change."""
-    influence = Influence(flow, "p")
-    sums = nn.ModuleList(FeatureSum(influence.rewards(layer)) for layer in range(layers))
+    descendants = Descendants(flow, "p")
+    sums = nn.ModuleList(FeatureSum(descendants.rewards(layer)) for layer in range(layers))
     return sums.to(flow.device)
 
 
-def pushed(mean: Tensor, direction: Tensor, nodes: Nodes) -> Tensor:
+def pushed(mean: Tensor, direction: Tensor, nodes: Choices) -> Tensor:
     r"""How probabilities `mean` move with their logits in a direction: :math:`\mathrm{diag}(\pi) v - \pi \pi^\top v`."""
-    if isinstance(nodes, BinaryNodes):
+    if isinstance(nodes, BinaryChoices):
         return mean * (1 - mean) * direction
     return mean * (direction - (mean * direction).sum(-1, keepdim=True))
 
 
-def frozen_nodes(layer: Layer, point: Point, context: Tensor | None) -> Nodes:
+def frozen_choices(layer: Layer, point: Point, context: Tensor | None) -> Choices:
     """The generator's nodes, through which a gradient reaches what the network sees, but not its weights."""
     network = layer.conditioner
     weights = {
@@ -49,7 +49,7 @@ def frozen_nodes(layer: Layer, point: Point, context: Tensor | None) -> Nodes:
         for name, parameter in module.named_parameters(recurse=False)
     }
     logits = functional_call(network, weights, (point.inputs(None), context), tie_weights=False)
-    return make_nodes(logits, layer.transform.choices, layer.valid)
+    return make_choices(logits, layer.transform.choices, layer.valid)
 
 
 def frozen_rewards(flow: LatentFlow, state: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from xorflow.errors import ConfigError
 from xorflow.estimators.base import Estimator, Loss
+from xorflow.estimators.descendants import weighted_score
 from xorflow.estimators.full_posterior import FullPosterior
-from xorflow.estimators.influence import weighted_score
 from xorflow.estimators.special_case import SpecialCase
 from xorflow.estimators.terms import centred
 from xorflow.flows import LatentFlow

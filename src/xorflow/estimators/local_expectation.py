@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
+from xorflow.estimators.descendants import FeatureSum, structure
 from xorflow.estimators.hierarchy import after, descendant_sums, end_rewards, require_summable
-from xorflow.estimators.influence import FeatureSum, structure
 from xorflow.flows import LatentFlow, Point
 from xorflow.flows.stack import choose
 
@@ -142,7 +142,7 @@ class LocalExpectation(Estimator):
             return taken
         own = draws[..., before.layer, :]
         for _ in range(flow.features + 1):
-            again = choose(layer.generator_nodes(before, context, taken), own, choices, flow.dtype)
+            again = choose(layer.generator_choices(before, context, taken), own, choices, flow.dtype)
             settled = choices.encode(torch.where(kept, changed, choices.decode(again)), flow.dtype)
             if torch.equal(settled, taken):
                 break

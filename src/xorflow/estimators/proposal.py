@@ -11,7 +11,7 @@ from torch import Tensor
 from xorflow._states import Alphabet
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
-from xorflow.flows import LatentFlow, Layer, Nodes, Point
+from xorflow.flows import Choices, LatentFlow, Layer, Point
 from xorflow.flows.stack import choose
 
 
@@ -92,18 +92,18 @@ class ProposalPrefix(Estimator):
 
     def _prefix(
         self, layer: Layer, point: Point, draws: Tensor, context: Tensor | None, dtype: torch.dtype
-    ) -> tuple[Tensor, Nodes, Tensor]:
+    ) -> tuple[Tensor, Choices, Tensor]:
         """v ~ rho, the generator's nodes given it, and log p - log rho of each choice, (..., D), without gradient."""
         choices = layer.transform.choices
         if layer.autoregressive_in_u:
             v = self._draw_prefix(layer, point, draws, context, dtype)
-            nodes = layer.generator_nodes(point, context, v)
+            nodes = layer.generator_choices(point, context, v)
         else:
-            nodes = layer.generator_nodes(point, context)
+            nodes = layer.generator_choices(point, context)
             v = self._chosen(nodes, draws, choices, dtype)
         return v, nodes, nodes.log_prob(v).detach() - self.log_rho(nodes, v, choices)
 
-    def log_rho(self, nodes: Nodes, v: Tensor, choices: Alphabet) -> Tensor:
+    def log_rho(self, nodes: Choices, v: Tensor, choices: Alphabet) -> Tensor:
         """log rho(v_d | v_<d), (..., D), without gradient."""
         probability = nodes.log_prob(v).detach().exp()
         sizes = _on_device(choices.sizes, v.device)
@@ -119,20 +119,20 @@ class ProposalPrefix(Estimator):
             return choices.encode(draws, dtype)
         v = choices.encode(torch.zeros(draws.shape, dtype=torch.int64, device=draws.device), dtype)
         for _ in range(choices.features + 1):
-            settled = self._chosen(layer.generator_nodes(point, context, v), draws, choices, dtype)
+            settled = self._chosen(layer.generator_choices(point, context, v), draws, choices, dtype)
             if torch.equal(settled, v):
                 return settled
             v = settled
         return v
 
     @torch.no_grad()
-    def _chosen(self, nodes: Nodes, draws: Tensor, choices: Alphabet, dtype: torch.dtype) -> Tensor:
+    def _chosen(self, nodes: Choices, draws: Tensor, choices: Alphabet, dtype: torch.dtype) -> Tensor:
         """v by the draws: by inversion of uniforms, or given as integers."""
         return choices.encode(
             self._invert(nodes, draws, choices) if draws.is_floating_point() else draws, dtype
         )
 
-    def _invert(self, nodes: Nodes, uniforms: Tensor, choices: Alphabet) -> Tensor:
+    def _invert(self, nodes: Choices, uniforms: Tensor, choices: Alphabet) -> Tensor:
         """Integers by inverting rho's distribution function."""
         p = nodes.log_probs().exp()
         sizes = _on_device(choices.sizes, p.device)

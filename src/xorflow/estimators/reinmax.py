@@ -10,7 +10,7 @@ from torch import Tensor
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.concrete import checked_temperature, walk
 from xorflow.estimators.hierarchy import pushed, require_no_own
-from xorflow.flows import BinaryNodes, LatentFlow, Nodes
+from xorflow.flows import BinaryChoices, Choices, LatentFlow
 from xorflow.flows.stack import choose as choose_by
 
 
@@ -55,7 +55,7 @@ class ReinMax(Estimator):
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         assert draws is not None
 
-        def choose(nodes: Nodes, layer: int) -> Tensor:
+        def choose(nodes: Choices, layer: int) -> Tensor:
             choices = flow.layers[layer].transform.choices
             hard = choose_by(nodes, draws[0, ..., layer, :], choices, flow.dtype)
             moved = nodes.logits - nodes.logits.detach()  # zero, but for its gradient
@@ -66,8 +66,8 @@ class ReinMax(Estimator):
         value = flow.base.log_prob(walk(flow, x, context, choose).state).sum(-1)
         return Loss(surrogate=-value.mean(), bound=value.detach().mean())
 
-    def _at_temperature(self, nodes: Nodes) -> Tensor:
+    def _at_temperature(self, nodes: Choices) -> Tensor:
         logits = nodes.logits.detach() / self.tau
-        if isinstance(nodes, BinaryNodes):
+        if isinstance(nodes, BinaryChoices):
             return torch.sigmoid(logits)
         return torch.softmax(logits.masked_fill(~nodes.valid, -torch.inf), -1)

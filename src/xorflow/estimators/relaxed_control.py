@@ -11,19 +11,19 @@ from torch.nn.functional import softplus
 
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
+from xorflow.estimators.descendants import structure
 from xorflow.estimators.hierarchy import (
     after,
     descendant_sums,
     end_rewards,
-    frozen_nodes,
+    frozen_choices,
     frozen_rewards,
     logit_of,
     require_binary,
     require_no_own,
     require_summable,
 )
-from xorflow.estimators.influence import structure
-from xorflow.flows import BinaryNodes, LatentFlow, Point
+from xorflow.flows import BinaryChoices, LatentFlow, Point
 
 
 class RelaxedControl(Estimator):
@@ -97,8 +97,8 @@ class RelaxedControl(Estimator):
         assert draws is not None
         point, passed = flow.start(x), []
         for index in range(self._drawn_layers(flow)):
-            nodes = flow.layers[index].generator_nodes(point, context)
-            assert isinstance(nodes, BinaryNodes)
+            nodes = flow.layers[index].generator_choices(point, context)
+            assert isinstance(nodes, BinaryChoices)
             with torch.no_grad():
                 u = nodes.sample(draws[0, ..., index, :])
             passed.append((point, nodes, u))
@@ -142,7 +142,7 @@ class RelaxedControl(Estimator):
         def by_feature(z: Tensor) -> Tensor:
             point = after(flow, before, torch.sigmoid(z * torch.exp(-self.log_tau[index])))
             for later in range(index + 1, flow.depth):
-                point = after(flow, point, frozen_nodes(flow.layers[later], point, context).mean)
+                point = after(flow, point, frozen_choices(flow.layers[later], point, context).mean)
             relaxed = self.eta[index] * frozen_rewards(flow, point.state)
             added = self.free(index, z, logits, outcomes)
             return relaxed if added is None else relaxed + added

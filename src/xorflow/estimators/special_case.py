@@ -13,8 +13,8 @@ from xorflow.conditioners import ranks
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.baselines import Baseline, Signal, Standardise
+from xorflow.estimators.descendants import Descendants, FeatureSum, structure, weighted_score
 from xorflow.estimators.entropy import EntropyBonus
-from xorflow.estimators.influence import FeatureSum, Influence, structure, weighted_score
 from xorflow.estimators.terms import Terms
 from xorflow.flows import LatentFlow
 from xorflow.flows.stack import GREEDY, Draws
@@ -148,22 +148,22 @@ class SpecialCase(Estimator):
 
     def _make_sums(self, flow: LatentFlow) -> nn.ModuleList:
         """For each layer: the sums that turn rewards, and the layers' entropies, into what weighs its scores."""
-        influence = Influence(flow, "p")
+        descendants = Descendants(flow, "p")
         found = nn.ModuleList()
         for layer in range(self._sampled_layers(flow)):
-            rows = nn.ModuleList([FeatureSum(self._reward_weights(flow, influence, layer))])
+            rows = nn.ModuleList([FeatureSum(self._reward_weights(flow, descendants, layer))])
             if self.bonus.active:
                 everything = self.rewards == "all"
                 for later in range(flow.depth):
-                    matrix = influence.inputs(layer, later, "p")
+                    matrix = descendants.inputs(layer, later, "p")
                     rows.append(FeatureSum(torch.ones_like(matrix) if everything else matrix))
             found.append(rows)
         return found
 
-    def _reward_weights(self, flow: LatentFlow, influence: Influence, layer: int) -> Tensor:
+    def _reward_weights(self, flow: LatentFlow, descendants: Descendants, layer: int) -> Tensor:
         size = flow.features
         if self.rewards == "descendants":
-            return influence.rewards(layer)
+            return descendants.rewards(layer)
         if self.rewards == "all":
             return torch.ones(size, size)
         if self.rewards == "impatient":
@@ -209,7 +209,7 @@ class SpecialCase(Estimator):
         trace = flow.run(x, draws=GREEDY if draws is None else draws, context=context, stop=stop)
         nodes = list(trace.generator)
         if self.sum_last:
-            last, outcomes = flow.last_nodes(trace.end, context)
+            last, outcomes = flow.last_choices(trace.end, context)
             rewards = last.expectation(outcomes)
             nodes.append(last)
         else:

@@ -64,7 +64,7 @@ class StraightThrough(Estimator):
         point = flow.start(x)
         entropies = []
         for index, layer in enumerate(flow.layers):
-            nodes = layer.generator_nodes(point, context)
+            nodes = layer.generator_choices(point, context)
             soft = nodes.mean
             u = soft + (nodes.mode() - soft).detach()
             if self.bonus.active:

@@ -8,10 +8,10 @@ from torch import Tensor
 from xorflow._cuda import devices, kernels
 from xorflow._math import ENUMERATION_LIMIT, enumerate_states
 from xorflow.errors import Intractable
+from xorflow.flows.choices import BinaryChoices
 from xorflow.flows.distribution import FlowDistribution
 from xorflow.flows.flow import Flow
 from xorflow.flows.marginal import expected_total, marginal_total
-from xorflow.flows.nodes import BinaryNodes
 from xorflow.flows.sampling import SampleNoise, invert
 from xorflow.flows.stack import Stack
 from xorflow.flows.trace import Point
@@ -55,14 +55,14 @@ class LatentFlow(Stack):
 
         At depth 1, from the start, its sum over d is log p(x).
         """
-        nodes, rewards = self.last_nodes(point, context)
+        nodes, rewards = self.last_choices(point, context)
         return nodes.log_mixture(rewards)
 
     def log_marginal_total(self, point: Point, context: Tensor | None = None) -> Tensor:
         """`log_marginal` summed over features, (...); for training: one launch each way on a CUDA device."""
         nodes = self.last_generator(point, context)
         transform = self.layers[-1].transform
-        if isinstance(nodes, BinaryNodes) and transform.is_xor and _is_plain(nodes.logits, point.state):
+        if isinstance(nodes, BinaryChoices) and transform.is_xor and _is_plain(nodes.logits, point.state):
             fits = nodes.logits.dtype == point.state.dtype == self.base.logits.dtype == torch.float32
             if devices.usable(nodes.logits) and fits:
                 return kernels.marginal_total(nodes.logits, point.state, self.base.logits)
@@ -70,26 +70,28 @@ class LatentFlow(Stack):
         rewards = transform.outcomes(self.base.log_table(), point.state)
         return nodes.log_mixture(rewards).sum(-1)
 
-    def expected_log_marginal(self, x: Tensor, chances: Tensor, context: Tensor | None = None) -> Tensor:
+    def expected_log_marginal(
+        self, x: Tensor, probabilities: Tensor, context: Tensor | None = None
+    ) -> Tensor:
         r""":math:`\sum_d E_{x'_d}[\log p(x'_d \mid x_{<d})]` at depth 1, (B,), where :math:`x'_d` is 1 with its own chance.
 
-        If x itself was drawn with these chances, feature by feature, then its expectation is that of log p(x): what comes
+        If x itself was drawn with these probabilities, feature by feature, then its expectation is that of log p(x): what comes
         before a feature says nothing about its own draw.
 
         Args:
             x: encoded data (B, D), binary.
-            chances: (B, D).
+            probabilities: (B, D).
             context: (B, C) or None.
         """
         nodes, transform = self.last_generator(self.start(x), context), self.layers[-1].transform
-        chances = chances.to(nodes.logits.dtype)
-        if isinstance(nodes, BinaryNodes) and transform.is_xor:
-            return expected_total(nodes.logits, chances, self.base.logits)
+        probabilities = probabilities.to(nodes.logits.dtype)
+        if isinstance(nodes, BinaryChoices) and transform.is_xor:
+            return expected_total(nodes.logits, probabilities, self.base.logits)
         table = self.base.log_table()
         of_zero, of_one = (
             nodes.log_mixture(transform.outcomes(table, torch.full_like(x, value))) for value in (0.0, 1.0)
         )
-        return torch.lerp(of_zero, of_one, chances).sum(-1)
+        return torch.lerp(of_zero, of_one, probabilities).sum(-1)
 
     def log_likelihood(self, x: Tensor | Point, context: Tensor | None = None) -> Tensor:
         """Exact log p(x) in nats for encoded x, or its start, (B,): closed form at depth 1, enumeration in small spaces."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from xorflow._states import NEVER
 from xorflow.conditioners.base import Conditioner, Source
 from xorflow.errors import ModelError
-from xorflow.flows.nodes import Nodes, make_nodes
+from xorflow.flows.choices import Choices, make_choices
 from xorflow.flows.trace import Point
 from xorflow.transforms import ModularShift, Transform
 
@@ -79,7 +79,7 @@ class Layer(nn.Module):
         """Whether p(u) is a chain over features, so that a draw of u needs several passes."""
         return Source.OWN in self.conditioner.sees
 
-    def generator_nodes(self, point: Point, context: Tensor | None, own: Tensor | None = None) -> Nodes:
+    def generator_choices(self, point: Point, context: Tensor | None, own: Tensor | None = None) -> Choices:
         """p(u | what it sees) at a point of the pass; `own` is u itself, for a layer that sees it."""
         if point.known is None or own is not None:
             return self._nodes(self.conditioner, point.inputs(own), context)
@@ -87,14 +87,16 @@ class Layer(nn.Module):
             point.known[self] = self._nodes(self.conditioner, point.inputs(None), context)
         return point.known[self]
 
-    def posterior_nodes(self, point: Point, context: Tensor | None, generator: Nodes | None = None) -> Nodes:
+    def posterior_choices(
+        self, point: Point, context: Tensor | None, generator: Choices | None = None
+    ) -> Choices:
         """q(u | what it sees) at a point of the pass; `generator` are p's nodes there, if they are known already."""
         if self.posterior is None:
             raise ModelError("this needs a posterior in every layer; build Layer(..., posterior=MLP(...))")
         logits = self.posterior(point.inputs(None), context)
         if self.relative:
-            logits = logits + (generator or self.generator_nodes(point, context)).logits
-        return make_nodes(self._on_support(logits), self.transform.choices, self.valid)
+            logits = logits + (generator or self.generator_choices(point, context)).logits
+        return make_choices(self._on_support(logits), self.transform.choices, self.valid)
 
     def _on_support(self, logits: Tensor) -> Tensor:
         """Logits that are certain of u = 0, and have no gradient, at features that the layer leaves alone."""
@@ -106,12 +108,12 @@ class Layer(nn.Module):
         certain = torch.where(identity, 0.0, NEVER).to(logits)
         return torch.where(self.unmoved[:, None], certain, logits)
 
-    def _nodes(self, network: Conditioner, inputs: dict[Source, Tensor], context: Tensor | None) -> Nodes:
-        return make_nodes(network(inputs, context), self.transform.choices, self.valid)
+    def _nodes(self, network: Conditioner, inputs: dict[Source, Tensor], context: Tensor | None) -> Choices:
+        return make_choices(network(inputs, context), self.transform.choices, self.valid)
 
-    def nodes_of(self, logits: Tensor, features: Tensor) -> Nodes:
+    def choices_of(self, logits: Tensor, features: Tensor) -> Choices:
         """The nodes that logits of some of the features stand for."""
-        return make_nodes(logits, self.transform.choices, self.valid[features])
+        return make_choices(logits, self.transform.choices, self.valid[features])
 
 
 class LayerList(nn.ModuleList):

@@ -1,6 +1,6 @@
 r"""The marginal likelihood of binary features at depth 1, with its gradient in closed form.
 
-What `Transform.outcomes` and `Nodes.log_mixture` compute together, in half as many operations over the batch:
+What `Transform.outcomes` and `Choices.log_mixture` compute together, in half as many operations over the batch:
 autograd would stack the two outcomes of each feature, and take the stack apart again. On CUDA one launch
 does it (`_cuda.kernels`).
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from xorflow._autograd import Function
-from xorflow.flows.nodes import positive, softplus
+from xorflow.flows.choices import positive, softplus
 
 
 def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
@@ -28,12 +28,12 @@ def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
     return total
 
 
-def expected_total(logits: Tensor, chances: Tensor, base_logits: Tensor) -> Tensor:
+def expected_total(logits: Tensor, probabilities: Tensor, base_logits: Tensor) -> Tensor:
     r"""The expectation of `marginal_total` over x, each :math:`x_d = 1` with its own chance, the logits being given; (B,).
 
     Args:
         logits: log-odds of u, (B, D).
-        chances: probabilities (B, D), without gradient.
+        probabilities: probabilities (B, D), without gradient.
         base_logits: log-odds of y, (D,).
     """
     zero, one = logsigmoid(-base_logits), logsigmoid(base_logits)
@@ -43,7 +43,7 @@ def expected_total(logits: Tensor, chances: Tensor, base_logits: Tensor) -> Tens
     step = near_zero - near_one
     of_zero = near_zero + softplus(below - step)
     of_one = near_one + softplus(below + step)
-    return (torch.lerp(of_zero, of_one, chances) - softplus(below)).sum(-1)
+    return (torch.lerp(of_zero, of_one, probabilities) - softplus(below)).sum(-1)
 
 
 class _MarginalTotal(Function):

@@ -132,7 +132,7 @@ def _walk(
         x, size = base[:, ranks], block.last - block.first
         for trial in range(size):  # trial k settles at least the block's first k + 1 features
             logits = layer.conditioner.shape_logits(walk.logits(block, flow.states.flatten(x)), size)
-            u = choose(layer.nodes_of(logits, features), own, layer.transform.choices, flow.dtype)
+            u = choose(layer.choices_of(logits, features), own, layer.transform.choices, flow.dtype)
             before, x = x, layer.transform.relaxed_to_data(base[:, ranks], u, features)
             # a look that a device need not wait for is not taken
             if trial + 1 < size and torch.equal(x, before):

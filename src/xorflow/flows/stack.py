@@ -12,9 +12,9 @@ from xorflow._states import Alphabet
 from xorflow.bases import FactorisedBase
 from xorflow.conditioners.base import Source
 from xorflow.errors import ModelError
+from xorflow.flows.choices import Choices
 from xorflow.flows.layer import Layer, LayerList
 from xorflow.flows.legality import check_normalised, is_chain
-from xorflow.flows.nodes import Nodes
 from xorflow.flows.trace import Point, Trace
 
 GREEDY: Literal["greedy"] = "greedy"
@@ -137,17 +137,17 @@ class Stack(nn.Module):
         point = start if isinstance(start, Point) else self.start(start)
         first, stop = point.layer, self.depth if stop is None else stop
         us: list[Tensor] = []
-        generator: list[Nodes] = []
-        posterior: list[Nodes] = []
+        generator: list[Choices] = []
+        posterior: list[Choices] = []
         beginning = point
         for index in range(first, stop):
             layer = self.layers[index]
             own = draws if isinstance(draws, str) else draws[..., index - first, :]
             if proposal == "q":
-                p = None if layer.autoregressive_in_u else layer.generator_nodes(point, context)
-                q = layer.posterior_nodes(point, context, p)
+                p = None if layer.autoregressive_in_u else layer.generator_choices(point, context)
+                q = layer.posterior_choices(point, context, p)
                 u = choose(q, own, layer.transform.choices, self.dtype)
-                p = p or layer.generator_nodes(point, context, u)
+                p = p or layer.generator_choices(point, context, u)
                 posterior.append(q)
             else:
                 p, u = _draw_from_generator(layer, point, own, context, self.dtype)
@@ -164,21 +164,21 @@ class Stack(nn.Module):
             tuple(posterior) if proposal == "q" else None,
         )
 
-    def last_generator(self, point: Point, context: Tensor | None) -> Nodes:
+    def last_generator(self, point: Point, context: Tensor | None) -> Choices:
         """The last layer's choice at a point before it, for layers whose choices can be summed out."""
         if not self.last_layer_summable:
             raise ModelError(
                 "the last layer is autoregressive in its own u: its choices cannot be summed out"
             )
-        return self.layers[-1].generator_nodes(point, context)
+        return self.layers[-1].generator_choices(point, context)
 
-    def last_nodes(self, point: Point, context: Tensor | None) -> tuple[Nodes, Tensor]:
+    def last_choices(self, point: Point, context: Tensor | None) -> tuple[Choices, Tensor]:
         """The last layer's choice and, for each of its values, the log base probability it leads to (..., D, U)."""
         nodes = self.last_generator(point, context)
         return nodes, self.layers[-1].transform.outcomes(self.base.log_table(), point.state)
 
 
-def choose(nodes: Nodes, draws: Draws, choices: Alphabet, dtype: torch.dtype) -> Tensor:
+def choose(nodes: Choices, draws: Draws, choices: Alphabet, dtype: torch.dtype) -> Tensor:
     """u by the draws: the most probable value, by inversion of uniforms, or given as integers; without gradient."""
     with torch.no_grad():
         if isinstance(draws, str):
@@ -188,13 +188,13 @@ def choose(nodes: Nodes, draws: Draws, choices: Alphabet, dtype: torch.dtype) ->
 
 def _draw_from_generator(
     layer: Layer, point: Point, draws: Draws, context: Tensor | None, dtype: torch.dtype
-) -> tuple[Nodes, Tensor]:
+) -> tuple[Choices, Tensor]:
     choices = layer.transform.choices
     if not layer.autoregressive_in_u:
-        nodes = layer.generator_nodes(point, context)
+        nodes = layer.generator_choices(point, context)
         return nodes, choose(nodes, draws, choices, dtype)
     u = _sequential_choice(layer, point, draws, context, dtype)
-    return layer.generator_nodes(point, context, u), u
+    return layer.generator_choices(point, context, u), u
 
 
 @torch.no_grad()
@@ -212,7 +212,7 @@ def _sequential_choice(
     zero = torch.zeros(*lead, choices.features, dtype=torch.int64, device=point.state.device)
     u = choices.encode(zero, dtype)
     for _ in range(choices.features + 1):
-        settled = choose(layer.generator_nodes(point, context, u), draws, choices, dtype)
+        settled = choose(layer.generator_choices(point, context, u), draws, choices, dtype)
         if settled.shape == u.shape and torch.equal(settled, u):
             return u
         u = settled

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from xorflow._states import Alphabet
 from xorflow.conditioners.base import Source
-from xorflow.flows.nodes import Nodes
+from xorflow.flows.choices import Choices
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Point:
     state: Tensor
     previous: Tensor | None = None
     layer: int = 0
-    known: dict[nn.Module, Nodes] | None = field(default=None, repr=False, compare=False)
+    known: dict[nn.Module, Choices] | None = field(default=None, repr=False, compare=False)
 
     def inputs(self, own: Tensor | None) -> dict[Source, Tensor]:
         """By source, what a conditioner can ask for here."""
@@ -63,8 +63,8 @@ class Trace:
     end: Point
     choices: tuple[Alphabet, ...]
     us: tuple[Tensor, ...]
-    generator: tuple[Nodes, ...]
-    posterior: tuple[Nodes, ...] | None = None
+    generator: tuple[Choices, ...]
+    posterior: tuple[Choices, ...] | None = None
 
     @property
     def u(self) -> Tensor:
@@ -83,7 +83,7 @@ class Trace:
         assert self.posterior is not None, "the choices of this trace were not drawn from the posterior"
         return self._stack(self.posterior)
 
-    def _stack(self, nodes: tuple[Nodes, ...]) -> Tensor:
+    def _stack(self, nodes: tuple[Choices, ...]) -> Tensor:
         return torch.stack(self._broadcast([n.log_prob(u) for n, u in zip(nodes, self.us, strict=True)]), -2)
 
     @staticmethod

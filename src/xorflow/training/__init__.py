@@ -5,11 +5,12 @@ from xorflow.training.checkpoint import Progress
 from xorflow.training.combine import combine_runs, mixture_of
 from xorflow.training.devices import out_of_memory_as_error, resolve_device
 from xorflow.training.folder import read_config_file, read_result
+from xorflow.training.init import init_from_data
 from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs
 from xorflow.training.loop import Interrupted, Observer, Trainer
 from xorflow.training.metrics import read_metrics
 from xorflow.training.options import HARMLESS, Options, from_mapping, read_config
-from xorflow.training.products import quick_products
+from xorflow.training.precision import tf32_matmul
 from xorflow.training.recipes import RECIPES
 from xorflow.training.results import independent_nll, likelihood, refitted, report
 from xorflow.training.run import (
@@ -26,7 +27,6 @@ from xorflow.training.run import (
     untrained,
 )
 from xorflow.training.specs import PARTS, flow_from_spec, flow_to_spec
-from xorflow.training.starts import start_from_data
 from xorflow.training.tables import plan, read_table, spread, summarise
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "flow_to_spec",
     "from_mapping",
     "independent_nll",
+    "init_from_data",
     "likelihood",
     "load",
     "mixture_of",
@@ -62,7 +63,6 @@ __all__ = [
     "out_of_memory_as_error",
     "plan",
     "prepare_run",
-    "quick_products",
     "read_config",
     "read_config_file",
     "read_metrics",
@@ -75,8 +75,8 @@ __all__ = [
     "resume_run",
     "run_jobs",
     "spread",
-    "start_from_data",
     "summarise",
+    "tf32_matmul",
     "train_run",
     "untrained",
 ]

@@ -26,16 +26,16 @@ from xorflow.data import Dataset
 from xorflow.errors import ConfigError
 from xorflow.estimators import (
     ARMS,
+    VIMCO,
     Analytic,
     Concrete,
     DisARM,
-    DoubleControl,
+    DoubleCV,
     Estimator,
     FullPosterior,
     LeaveOneOut,
     LocalExpectation,
-    Marginal,
-    MultiSample,
+    MaximumLikelihood,
     ProposalPrefix,
     Rebar,
     ReinMax,
@@ -45,25 +45,25 @@ from xorflow.estimators import (
     StraightThroughGumbel,
 )
 from xorflow.flows import LatentFlow, Layer, Mixture
+from xorflow.training.init import category_totals
 from xorflow.training.options import Options
-from xorflow.training.starts import category_totals
 from xorflow.training.step import Trainable
 from xorflow.transforms import ModularAffine, ModularShift, Transform
 
 ESTIMATORS: dict[str, type[Estimator]] = {
-    "marginal": Marginal,
+    "marginal": MaximumLikelihood,
     "straight-through": StraightThrough,
     "special-case": SpecialCase,
     "full-posterior": FullPosterior,
     "proposal-prefix": ProposalPrefix,
     "analytic": Analytic,
     "leave-one-out": LeaveOneOut,
-    "multi-sample": MultiSample,
+    "multi-sample": VIMCO,
     "disarm": DisARM,
     "arms": ARMS,
     "rebar": Rebar,
     "relax": Relax,
-    "double-cv": DoubleControl,
+    "double-cv": DoubleCV,
     "concrete": Concrete,
     "st-gumbel": StraightThroughGumbel,
     "reinmax": ReinMax,
@@ -124,7 +124,7 @@ def build_flow(options: Options, dataset: Dataset) -> Trainable:
     flow = _build_one(options, dataset, [first])
     estimator = build_estimator(options.estimator)
     # in turn, all components count alike
-    learned = not (isinstance(estimator, Marginal) and estimator.in_turn)
+    learned = not (isinstance(estimator, MaximumLikelihood) and estimator.split_batch)
     return Mixture(
         [flow, *(_build_another(options, dataset, flow, order) for order in others)], learned=learned
     )
@@ -226,7 +226,7 @@ def _sequence_conditioner(
             "--reach out"
         )
     shared = shared | {"order": order, "shape": shape, "dropout": options.dropout}
-    shared["quiet"] = quiet_features(dataset, options.quiet)
+    shared["quiet"] = skipped_features(dataset, options.quiet)
     given = {"width": options.width, "depth": options.blocks, "reach": options.reach}
     shared |= {name: value for name, value in given.items() if value is not None}
     if options.conditioner == "transformer":
@@ -234,7 +234,7 @@ def _sequence_conditioner(
     return Recurrent(dataset.features, cell="lstm" if options.cell == "lstm" else "gru", **shared)
 
 
-def quiet_features(dataset: Dataset, share: float) -> list[int]:
+def skipped_features(dataset: Dataset, share: float) -> list[int]:
     """The features that have another value than their usual one in at most that share of the training rows."""
     if not share:
         return []

@@ -19,18 +19,18 @@ from xorflow.estimators import Estimator
 from xorflow.flows import LatentFlow
 from xorflow.training.devices import default_generator
 from xorflow.training.options import Options
-from xorflow.training.products import quick_products
+from xorflow.training.precision import tf32_matmul
 from xorflow.training.step import Step, learning_rate
 
 
 @dataclass(frozen=True)
 class Feed:
-    """What a step is fed: encoded rows, their context, noise, chances. It does not depend on the weights."""
+    """What a step is fed: encoded rows, their context, noise, probabilities. It does not depend on the weights."""
 
     x: Tensor
     context: Tensor | None
     draws: Tensor | None
-    chances: Tensor | None = None  # with which x was drawn, for estimators that look at them
+    probabilities: Tensor | None = None  # with which x was drawn, for estimators that look at them
 
 
 @dataclass
@@ -77,11 +77,11 @@ class Machinery:
             batch = self.train.gather(rows, generator=self.generator)
             x, context = self.flow.encode(batch.x), batch.context
         draws = self.estimator.draw(self.flow, len(rows), self.generator)
-        chances = self.train.chances(rows) if self.estimator.looks_at_grey else None
-        return Feed(x, context if self.flow.context_features else None, draws, chances)
+        probabilities = self.train.probabilities(rows) if self.estimator.takes_soft_targets else None
+        return Feed(x, context if self.flow.context_features else None, draws, probabilities)
 
     def run(self, feed: Feed, average_weight: float | Tensor) -> None:
-        with quick_products(devices.rounds_products(self.device, self.options.precision)):
+        with tf32_matmul(devices.rounds_products(self.device, self.options.precision)):
             self._run(feed, average_weight)
 
     def _run(self, feed: Feed, average_weight: float | Tensor) -> None:
@@ -101,7 +101,7 @@ class Machinery:
         """Leave the gradient of a batch in the parameters; what the step returned, of all parts that the batch came in."""
         total: dict[str, Tensor] = {}
         for part, share in parts_of(feed, self.options.accumulate):
-            found = self.forward(part.x, part.context, part.draws, part.chances, share)
+            found = self.forward(part.x, part.context, part.draws, part.probabilities, share)
             self.backward(found["loss"])
             for name, value in found.items():
                 total[name] = total[name] + value.detach() if name in total else value.detach()
@@ -143,8 +143,8 @@ def parts_of(feed: Feed, count: int) -> Iterator[tuple[Feed, float]]:
         rows_of_part = slice(int(part[0]), int(part[-1]) + 1)
         context = None if feed.context is None else feed.context[rows_of_part]
         draws = None if feed.draws is None else feed.draws[:, rows_of_part]
-        chances = None if feed.chances is None else feed.chances[rows_of_part]
-        yield Feed(feed.x[rows_of_part], context, draws, chances), len(part) / rows
+        probabilities = None if feed.probabilities is None else feed.probabilities[rows_of_part]
+        yield Feed(feed.x[rows_of_part], context, draws, probabilities), len(part) / rows
 
 
 def draws_rows_at_once(work: Machinery) -> bool:

@@ -35,7 +35,7 @@ from xorflow.training.failure import where_not_finite
 from xorflow.training.metrics import MetricsLog
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.options import Options
-from xorflow.training.products import quick_products, rounded_products
+from xorflow.training.precision import bf16_autocast, tf32_matmul
 from xorflow.training.step import Step, Trainable, learning_rate
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ class Trainer:
         observer: Observer | None = None,
     ) -> None:
         admitted = estimator.admit(flow)
-        if estimator.looks_at_grey and not dataset.train.stochastic:
+        if estimator.takes_soft_targets and not dataset.train.stochastic:
             raise ConfigError(
-                "grey is for images whose grey values are binarised afresh, as MNIST's are, and these data are fixed; leave "
-                "grey out of --estimator"
+                "soft_targets is for images whose grey values are binarised afresh, as MNIST's are, and these data are fixed; "
+                "leave soft_targets out of --estimator"
             )
         self.options = options
         self.run_folder = run
@@ -101,7 +101,7 @@ class Trainer:
         if options.compile and devices.compiles(self.device):
             for part in attention_stacks(flow):
                 part.compile_blocks()
-        with quick_products(self.device.type == "cuda"):  # otherwise Fabric logs advice to switch them on
+        with tf32_matmul(self.device.type == "cuda"):  # otherwise Fabric logs advice to switch them on
             self.fabric = _fabric_for(self.device, options.precision)
             self.fabric.to_device(self.step_module)
             optimiser = make_optimiser(self.step_module, options, self.device)
@@ -288,7 +288,7 @@ class Trainer:
         if self.average is not None:
             self._install(self.average)
         self.flow.eval()
-        with rounded_products(self.device, self.options.precision):
+        with bf16_autocast(self.device, self.options.precision):
             if self.options.select == "greedy":
                 nll = evaluate.greedy(self.flow, split).nll
             elif self.flow.has_closed_form:

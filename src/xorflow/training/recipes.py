@@ -69,7 +69,7 @@ _TRANSFORMER = _LONG | {
     "quiet": 1e-4,  # which leaves about 635 of 784 pixels: the others' entropies add up to 0.025 nats
     "reach": 5,
     "mixture": "natural,columns",
-    "estimator": "marginal:in_turn=true,grey=true",
+    "estimator": "marginal:split_batch=true,soft_targets=true",
     "batch_size": 128,  # half of it for either ordering
     "optimiser": "muon",
     "weight_decay": 0.01,
@@ -147,7 +147,7 @@ _ALL = (
         _LONG
         | {
             "conditioner": "recurrent",
-            "estimator": "marginal:grey=true",
+            "estimator": "marginal:soft_targets=true",
             "width": 512,
             "blocks": 1,
             "quiet": 1e-4,
@@ -171,7 +171,7 @@ _ALL = (
         _LONG
         | {
             "conditioner": "recurrent",
-            "estimator": "marginal:grey=true",
+            "estimator": "marginal:soft_targets=true",
             "width": 192,
             "blocks": 1,
             "quiet": 1e-3,  # which leaves 557 of 784 pixels, and costs 0.04 nats

@@ -11,8 +11,8 @@ from xorflow.bases import FactorisedBase
 from xorflow.data import Dataset, Split
 from xorflow.evaluate import LogLikelihood
 from xorflow.flows import Flow, LatentFlow, Mixture, refit_base
-from xorflow.training.products import rounded_products
-from xorflow.training.starts import category_counts, category_frequencies
+from xorflow.training.init import category_counts, category_frequencies
+from xorflow.training.precision import bf16_autocast
 from xorflow.training.step import Trainable
 
 _TRAIN_DRAW = 0
@@ -39,7 +39,7 @@ def refitted(
     flow: Trainable, train: Split, precision: str = "auto", memory: int | None = None
 ) -> Flow | Mixture:
     """The deterministic reading on a base fitted to its residuals on the training data; in a mixture, of each component."""
-    with rounded_products(flow.device, precision):  # of residuals that are only counted
+    with bf16_autocast(flow.device, precision):  # of residuals that are only counted
         if isinstance(flow, Mixture):
             return flow.of([_refitted(part, train, memory) for part in flow if isinstance(part, LatentFlow)])
         return _refitted(flow, train, memory)
@@ -89,7 +89,7 @@ def _report_split(
     else:
         greedy, refitted_likelihood = evaluate.exact_each(readings, split, memory=memory)
         best = likelihood(flow, split, samples, memory=memory)
-    with rounded_products(flow.device, precision):
+    with bf16_autocast(flow.device, precision):
         uses = [use for part in parts for use in evaluate.layer_use(part, split, memory=memory)]
     found = best.summary() | {
         "greedy_nll": greedy.nll,

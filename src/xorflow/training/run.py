@@ -16,7 +16,7 @@ from torch import nn
 from xorflow.conditioners.transformer import attention_stacks
 from xorflow.data import Codec, Dataset, validate
 from xorflow.errors import CheckpointError, ConfigError, DataError, ModelError
-from xorflow.estimators import Estimator, Marginal
+from xorflow.estimators import Estimator, MaximumLikelihood
 from xorflow.flows import LatentFlow
 from xorflow.training import recipes
 from xorflow.training.build import (
@@ -34,6 +34,7 @@ from xorflow.training.folder import (
     read_result,
     write_config,
 )
+from xorflow.training.init import init_from_data, init_from_flow
 from xorflow.training.loop import Observer, Trainer
 from xorflow.training.metrics import require_tensorboard
 from xorflow.training.muon import hidden_matrices
@@ -47,7 +48,6 @@ from xorflow.training.options import (
 )
 from xorflow.training.results import independent_nll, report
 from xorflow.training.specs import flow_from_spec, flow_to_spec
-from xorflow.training.starts import start_from_data, start_from_flow
 from xorflow.training.step import Trainable
 from xorflow.training.storage import TEMPORARY, load_tensors, save_tensors, write_json
 
@@ -79,7 +79,7 @@ def fit(
     Args:
         flow: the model.
         data: its data.
-        estimator: the objective; `Marginal()` by default.
+        estimator: the objective; `MaximumLikelihood()` by default.
         out: a folder for configuration, weights, metrics and results; None keeps nothing on disk.
         start: `data` sets the output biases to the data's frequencies; `random` leaves the flow as it is.
         observer: is told about progress.
@@ -88,7 +88,7 @@ def fit(
     Returns:
         What `result.json` holds.
     """
-    estimator = estimator or Marginal()
+    estimator = estimator or MaximumLikelihood()
     if start not in ("data", "random"):
         raise ConfigError(f"fit() starts from 'data', or from the flow as it is, 'random'; got {start!r}")
     clash = [name for name in options if name in OF_DATA + OF_A_MODEL]
@@ -100,7 +100,7 @@ def fit(
     _check(chosen, estimator, flow, data)
     folder = None if out is None else prepare_folder(Path(out))
     if start == "data":
-        start_from_data(flow, data.train)
+        init_from_data(flow, data.train)
     if folder is not None:
         _write_beginning(folder, chosen, flow, data)
     return complete_run(_trainer(flow, estimator, data, chosen, folder, observer))
@@ -307,7 +307,7 @@ def started_flow(options: Options, dataset: Dataset, model: dict | None = None) 
 def _start(options: Options, flow: Trainable, dataset: Dataset) -> None:
     """Give a flow the weights that training begins with."""
     if options.start in ("data", "biases"):
-        start_from_data(flow, dataset.train, posteriors=options.start == "data")
+        init_from_data(flow, dataset.train, posteriors=options.start == "data")
     if options.start not in STARTS:
         run = Path(options.start)
         if not run.is_dir():
@@ -315,7 +315,7 @@ def _start(options: Options, flow: Trainable, dataset: Dataset) -> None:
         before, words = open_run(run).latent, f"the run in {run}"
         if not isinstance(flow, LatentFlow):
             raise ConfigError("--start RUN is for a single flow, and this is a mixture; leave it out")
-        start_from_flow(flow, before, words, keep_base=options.p0 is not None)
+        init_from_flow(flow, before, words, keep_base=options.p0 is not None)
 
 
 def _fresh_flow(options: Options, dataset: Dataset, model: dict | None) -> Trainable:

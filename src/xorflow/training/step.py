@@ -28,14 +28,14 @@ class Step(nn.Module):
         x: Tensor,
         context: Tensor | None,
         draws: Tensor | None,
-        chances: Tensor | None = None,
+        probabilities: Tensor | None = None,
         share: float = 1.0,
     ) -> dict[str, Tensor]:
         """Means over rows, times `share`, that of these rows among those of the step."""
-        if chances is None:
+        if probabilities is None:
             loss = self.estimator.loss(self.flow, x, context, draws)
         else:
-            loss = self.estimator.grey_loss(self.flow, x, context, chances)
+            loss = self.estimator.soft_target_loss(self.flow, x, context, probabilities)
         total = loss.surrogate
         if loss.control is not None:
             self._require_parameters()

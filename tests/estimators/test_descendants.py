@@ -9,7 +9,7 @@ from torch import Tensor
 import zoo
 from enumeration import all_states
 from xorflow import LatentFlow, ModelError
-from xorflow.estimators.influence import FeatureSum, Influence, weighted_score
+from xorflow.estimators.descendants import Descendants, FeatureSum, weighted_score
 
 POSTERIORS = zoo.names(lambda flow: flow.has_posterior)
 CASES = [(name, "p") for name in zoo.names()] + [(name, "q") for name in POSTERIORS]
@@ -88,16 +88,16 @@ def observed(name: str, drawn: str) -> Observed:
 
 
 def pairs(name: str, drawn: str):
-    """(what, claimed (D, D), observed (D, D)) for all that an influence says."""
+    """(what, claimed (D, D), observed (D, D)) for all that an descendants says."""
     flow, seen = zoo.make(name), observed(name, drawn)
-    influence = Influence(flow, drawn)
+    descendants = Descendants(flow, drawn)
     for layer in range(flow.depth):
-        yield f"rewards of layer {layer}", influence.rewards(layer), seen.rewards[layer]
+        yield f"rewards of layer {layer}", descendants.rewards(layer), seen.rewards[layer]
         for later in range(flow.depth):
             where = f"of layer {layer} on layer {later}"
-            yield f"choices {where}", influence.choices(layer, later), seen.choices[layer, :, later]
+            yield f"choices {where}", descendants.choices(layer, later), seen.choices[layer, :, later]
             for of in ("p", "q") if drawn == "q" else ("p",):
-                claimed = influence.inputs(layer, later, of)
+                claimed = descendants.inputs(layer, later, of)
                 yield f"inputs of {of} {where}", claimed, seen.inputs[of][layer, :, later]
 
 
@@ -118,22 +118,22 @@ def test_nothing_else_is_in_the_set(name, drawn):
 def test_the_descendants_of_the_named_models():
     """Own reward at depth 1 and in a last layer; all later ones in a shared ordering below it."""
     own, later = torch.eye(3, dtype=torch.bool), torch.ones(3, 3).triu().bool()
-    assert torch.equal(Influence(zoo.make("D3 x"), "p").rewards(0), own)
-    one = Influence(zoo.flow(zoo.made(3), zoo.made(3)), "p")
+    assert torch.equal(Descendants(zoo.make("D3 x"), "p").rewards(0), own)
+    one = Descendants(zoo.flow(zoo.made(3), zoo.made(3)), "p")
     assert torch.equal(one.rewards(0), later)
     assert torch.equal(one.rewards(1), own)
-    chain = Influence(zoo.flow(*zoo.chain(3, 2)), "p")
+    chain = Descendants(zoo.flow(*zoo.chain(3, 2)), "p")
     assert torch.equal(chain.rewards(0), later)
     assert torch.equal(chain.rewards(1), later)  # it sees its own u
-    reversed_second = Influence(zoo.flow(zoo.made(3), zoo.made(3, "reversed")), "p")
+    reversed_second = Descendants(zoo.flow(zoo.made(3), zoo.made(3, "reversed")), "p")
     assert torch.equal(reversed_second.rewards(0), later.T)
-    three = Influence(zoo.flow(zoo.made(3), zoo.made(3, "reversed"), zoo.made(3)), "p")
+    three = Descendants(zoo.flow(zoo.made(3), zoo.made(3, "reversed"), zoo.made(3)), "p")
     assert bool(three.rewards(0)[2].all())  # back and forth: the last feature reaches all
 
 
 def test_a_posterior_is_needed_to_draw_from_it():
     with pytest.raises(ModelError, match="a posterior in every layer"):
-        Influence(zoo.make("D2"), "q")
+        Descendants(zoo.make("D2"), "q")
 
 
 KINDS = {

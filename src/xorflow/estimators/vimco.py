@@ -15,7 +15,7 @@ from xorflow.estimators.terms import mean_of_others
 from xorflow.flows import LatentFlow
 
 
-class MultiSample(Estimator):
+class VIMCO(Estimator):
     r"""The importance-weighted bound :math:`L_K = E\big[\log \tfrac1K \sum_k w_k\big] \le \log p(x)`, by VIMCO.
 
     .. math:: S = \sum_k \mathrm{sg}[\hat L - \hat L_{-k}] \log q(u_k \mid x) + \mathrm{sg}[\tilde w_k] \log w_k, \qquad
@@ -26,7 +26,7 @@ class MultiSample(Estimator):
     from the generator, q := p, and :math:`w_k = p_Y(x \ominus u_k)`.
 
     With `sum_last` the last layer is summed out: :math:`w_k = M(x_k^{(L-1)})\, p/q` with the choices of the layers before it
-    only, M as in `Marginal`. The bound is then tighter for every K, and at depth 1 it is log p(x) itself.
+    only, M as in `MaximumLikelihood`. The bound is then tighter for every K, and at depth 1 it is log p(x) itself.
 
     Unbiased for the gradient of the bound :math:`L_K`, for generator, posterior and a learned base; the bound grows with K.
     What is reported as bound is :math:`\hat L`.
@@ -42,7 +42,7 @@ class MultiSample(Estimator):
     >>> import torch, xorflow as xf
     >>> _ = torch.manual_seed(0)
     >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
-    >>> loss = MultiSample(samples=3)(flow, torch.tensor([[0, 1, 1, 0]]))
+    >>> loss = VIMCO(samples=3)(flow, torch.tensor([[0, 1, 1, 0]]))
     >>> loss.surrogate.backward()
     """
 

@@ -10,8 +10,8 @@ import zoo
 from enumeration import all_choices, all_states, enumerated, gradient, joint
 from xorflow import ConfigError, LatentFlow, ModelError
 from xorflow.data import Batch
-from xorflow.estimators import Loss, Marginal, SpecialCase
-from xorflow.flows import BinaryNodes
+from xorflow.estimators import Loss, MaximumLikelihood, SpecialCase
+from xorflow.flows import BinaryChoices
 
 CLOSED = zoo.names(zoo.closed_form)
 DEEP = ["D3 depth 2 reversed", "D3 depth 2 learned base", "D2 depth 3", "K3 depth 2", "chain summable",
@@ -39,7 +39,7 @@ def objective(flow: LatentFlow, row: int) -> Tensor:
 def test_at_depth_one_it_is_the_gradient_of_the_likelihood(name):
     flow = zoo.make(name)
     everything = joint(flow)
-    loss = Marginal()(flow, everything.x, zoo.rows_of_context(flow, len(everything.x)))
+    loss = MaximumLikelihood()(flow, everything.x, zoo.rows_of_context(flow, len(everything.x)))
     expected = gradient(everything.log_p.mean(), trainable(flow))
     torch.testing.assert_close(-gradient(loss.surrogate, trainable(flow)), expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(loss.bound, everything.log_p.mean().detach(), rtol=0, atol=1e-12)
@@ -50,11 +50,11 @@ def test_at_depth_one_it_is_the_gradient_of_the_likelihood(name):
 def test_its_gradient_in_a_logit_is_posterior_less_prior(name):
     flow = zoo.make(name)
     x = all_states(flow.states.sizes)
-    nodes, rewards = flow.last_nodes(flow.start(flow.encode(x)), zoo.context(flow))
+    nodes, rewards = flow.last_choices(flow.start(flow.encode(x)), zoo.context(flow))
     logits = (
         nodes.logits.detach().expand(len(x), -1).clone().requires_grad_()
     )  # one for each x: D = 1 sees none
-    (slope,) = torch.autograd.grad(BinaryNodes(logits).log_mixture(rewards).sum(), logits)
+    (slope,) = torch.autograd.grad(BinaryChoices(logits).log_mixture(rewards).sum(), logits)
     posterior = torch.sigmoid(logits + rewards[..., 1] - rewards[..., 0])
     torch.testing.assert_close(slope, posterior - torch.sigmoid(logits), rtol=0, atol=1e-12)
 
@@ -71,7 +71,7 @@ def expectation(flow: LatentFlow, row: int, samples: int) -> tuple[Tensor, Tenso
     total, bound = 0.0, 0.0
     for chosen in itertools.product(possible, repeat=samples):
         weight = p[list(chosen)].prod()
-        loss = Marginal(samples)(flow, x, context, draws=earlier[list(chosen)][:, None])
+        loss = MaximumLikelihood(samples)(flow, x, context, draws=earlier[list(chosen)][:, None])
         total, bound = total - weight * loss.surrogate, bound + weight * loss.bound
     assert isinstance(total, Tensor)
     assert isinstance(bound, Tensor)
@@ -104,9 +104,9 @@ def test_the_objective_lies_between_the_bound_and_the_likelihood(name):
 def test_noise_and_generators():
     flow = zoo.make("D3 depth 3")
     x = all_states(flow.states.sizes)
-    estimator = Marginal(samples=5)
+    estimator = MaximumLikelihood(samples=5)
     assert estimator.noise_shape(flow) == (5, 2, 3)
-    assert Marginal().noise_shape(zoo.make("D2")) is None
+    assert MaximumLikelihood().noise_shape(zoo.make("D2")) is None
     draws = estimator.draw(flow, len(x), torch.Generator().manual_seed(3))
     assert draws.shape == (5, 8, 2, 3)
     given = estimator(flow, x, draws=draws)
@@ -119,15 +119,15 @@ def test_noise_and_generators():
 def test_a_batch_brings_its_context():
     flow = zoo.make("D3 context")
     x, context = all_states(flow.states.sizes), torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
-    apart = Marginal()(flow, x, context)
-    together = Marginal()(flow, Batch(x.to(torch.uint8), context))
+    apart = MaximumLikelihood()(flow, x, context)
+    together = MaximumLikelihood()(flow, Batch(x.to(torch.uint8), context))
     assert torch.equal(apart.surrogate, together.surrogate)
 
 
 def test_integers_and_uniforms_mean_the_same_draws():
     flow = zoo.make("K 2, 3 depth 3")
     x = all_states(flow.states.sizes)
-    estimator = Marginal(samples=3)
+    estimator = MaximumLikelihood(samples=3)
     uniforms = estimator.draw(flow, len(x), torch.Generator().manual_seed(0))
     chosen = flow.run(flow.encode(x), draws=uniforms, stop=2).u
     by_choice = estimator(flow, x, draws=chosen)
@@ -136,7 +136,7 @@ def test_integers_and_uniforms_mean_the_same_draws():
 
 def test_one_example_and_one_sample():
     flow = zoo.make("D3 depth 2 reversed")
-    loss = Marginal(samples=1)(flow, torch.zeros(1, 3, dtype=torch.bool))
+    loss = MaximumLikelihood(samples=1)(flow, torch.zeros(1, 3, dtype=torch.bool))
     loss.surrogate.backward()
     assert all(bool(torch.isfinite(p.grad).all()) for p in flow.layers.parameters())
 
@@ -145,10 +145,10 @@ def test_one_example_and_one_sample():
 def test_a_last_layer_that_sees_its_own_choice_is_refused(name):
     flow = zoo.make(name)
     with pytest.raises(ModelError, match="must not see its own u"):
-        Marginal()(flow, all_states(flow.states.sizes))
+        MaximumLikelihood()(flow, all_states(flow.states.sizes))
 
 
-# ---- grey values: chances with which data are drawn ----
+# ---- grey values: probabilities with which data are drawn ----
 
 
 def some_chances(flow: LatentFlow, rows: int = 1) -> Tensor:
@@ -158,9 +158,9 @@ def some_chances(flow: LatentFlow, rows: int = 1) -> Tensor:
     return found
 
 
-def probabilities(chances: Tensor, x: Tensor) -> Tensor:
-    """Of every state x (N, D), given chances (1, D): (N,)."""
-    return torch.where(x == 1, chances, 1 - chances).prod(-1)
+def probabilities_of(probabilities: Tensor, x: Tensor) -> Tensor:
+    """Of every state x (N, D), given probabilities (1, D): (N,)."""
+    return torch.where(x == 1, probabilities, 1 - probabilities).prod(-1)
 
 
 @pytest.mark.parametrize("name", [name for name in CLOSED if zoo.binary(zoo.make(name))])
@@ -168,12 +168,12 @@ def test_grey_values_have_the_gradient_of_the_likelihood_in_expectation(name):
     """Over every draw of the data: each weighs as much as it is probable."""
     flow = zoo.make(name)
     x, context, parameters = all_states(flow.states.sizes), zoo.context(flow), trainable(flow)
-    chances = some_chances(flow)
+    probabilities = some_chances(flow)
     grey, hard, bound = 0.0, 0.0, 0.0
-    for row, p in zip(x, probabilities(chances, x), strict=True):
-        one = Marginal(grey=True)(flow, row[None], context, chances=chances)
+    for row, p in zip(x, probabilities_of(probabilities, x), strict=True):
+        one = MaximumLikelihood(soft_targets=True)(flow, row[None], context, probabilities=probabilities)
         grey, bound = grey + p * one.surrogate, bound + p * one.bound
-        hard = hard + p * Marginal()(flow, row[None], context).surrogate
+        hard = hard + p * MaximumLikelihood()(flow, row[None], context).surrogate
     assert isinstance(grey, Tensor)
     assert isinstance(hard, Tensor)
     torch.testing.assert_close(gradient(grey, parameters), gradient(hard, parameters), rtol=0, atol=1e-10)
@@ -185,15 +185,18 @@ def test_certain_chances_are_the_likelihood(name):
     flow = zoo.make(name)
     x = all_states(flow.states.sizes)
     context = zoo.rows_of_context(flow, len(x))
-    grey = Marginal(grey=True)(flow, x, context, chances=x.double())
-    torch.testing.assert_close(grey.bound, Marginal()(flow, x, context).bound, rtol=0, atol=1e-12)
+    grey = MaximumLikelihood(soft_targets=True)(flow, x, context, probabilities=x.double())
+    torch.testing.assert_close(grey.bound, MaximumLikelihood()(flow, x, context).bound, rtol=0, atol=1e-12)
 
 
 def test_a_feature_s_own_draw_is_gone_from_its_term():
     flow = zoo.make("D1")
-    chances = torch.tensor([[0.3]], dtype=torch.float64)
+    probabilities = torch.tensor([[0.3]], dtype=torch.float64)
     zero, one = (
-        Marginal(grey=True)(flow, torch.tensor([[value]]), chances=chances).surrogate for value in (0, 1)
+        MaximumLikelihood(soft_targets=True)(
+            flow, torch.tensor([[value]]), probabilities=probabilities
+        ).surrogate
+        for value in (0, 1)
     )
     assert torch.equal(zero, one)
 
@@ -202,16 +205,16 @@ def test_grey_values_where_they_mean_nothing_are_refused():
     for name in ("D3 depth 2 reversed", "K3 D3"):
         flow = zoo.make(name)
         with pytest.raises(ModelError, match="binary features in flows of depth 1"):
-            Marginal(grey=True)(flow, torch.zeros(1, flow.features, dtype=torch.int64))
+            MaximumLikelihood(soft_targets=True)(flow, torch.zeros(1, flow.features, dtype=torch.int64))
     flow = zoo.make("D2")
-    with pytest.raises(ModelError, match="give chances, the probabilities with which x was drawn"):
-        Marginal(grey=True)(flow, torch.zeros(1, 2, dtype=torch.int64))
-    with pytest.raises(ModelError, match="SpecialCase does not look at grey values"):
-        SpecialCase().grey_loss(flow, torch.zeros(1, 2), None, torch.zeros(1, 2))
-    with pytest.raises(ModelError, match="in_turn is for the components of a mixture"):
-        Marginal(in_turn=True)(flow, torch.zeros(1, 2, dtype=torch.int64))
+    with pytest.raises(ModelError, match="give probabilities, those with which x was drawn"):
+        MaximumLikelihood(soft_targets=True)(flow, torch.zeros(1, 2, dtype=torch.int64))
+    with pytest.raises(ModelError, match="SpecialCase takes no soft targets"):
+        SpecialCase().soft_target_loss(flow, torch.zeros(1, 2), None, torch.zeros(1, 2))
+    with pytest.raises(ModelError, match="split_batch is for the components of a mixture"):
+        MaximumLikelihood(split_batch=True)(flow, torch.zeros(1, 2, dtype=torch.int64))
 
 
 def test_no_samples_are_refused():
     with pytest.raises(ConfigError, match="at least one sample, and got samples=0"):
-        Marginal(samples=0)
+        MaximumLikelihood(samples=0)

@@ -13,7 +13,7 @@ from xorflow.estimators.terms import centred
 from xorflow.flows import LatentFlow, Mixture
 
 
-class Marginal(Estimator):
+class MaximumLikelihood(Estimator):
     r"""Maximise :math:`\log p(x)` at depth 1, and :math:`E_{u^{(<L)}}[\log M(x^{(L-1)})]` at depth L, where
 
     .. math:: \log M(x') = \sum_d \log \sum_{u_d} p(u^{(L)}_d = u_d \mid x')\; p_d(x'_d \ominus u_d)
@@ -26,11 +26,11 @@ class Marginal(Estimator):
 
     unbiased for the gradient of the bound; with S = 1 there is no baseline.
 
-    Of a `Mixture` of flows of depth 1: its exact likelihood; or, `in_turn`, the mean of its components' log-likelihoods, each
-    row by one of them, which is a bound on the mixture's if its weights are equal, and none if they are not. The components
-    may share a network, which then learns several orderings.
+    Of a `Mixture` of flows of depth 1: its exact likelihood; or, `split_batch`, the mean of its components' log-likelihoods,
+    each row by one of them, which is a bound on the mixture's if its weights are equal, and none if they are not. The
+    components may share a network, which then learns several orderings.
 
-    With `grey`, for binary data that are drawn afresh from chances g, as images are from grey values, at depth 1,
+    With `soft_targets`, for binary data that are drawn afresh from probabilities g, as images are from grey values, at depth 1,
 
     .. math:: \sum_d \Big( g_d \log p(x_d = 1 \mid x_{<d}) + (1 - g_d) \log p(x_d = 0 \mid x_{<d}) \Big):
 
@@ -43,28 +43,32 @@ class Marginal(Estimator):
 
     Args:
         samples: S, for depth 2 and more.
-        in_turn: a mixture's components take turns: of M equal parts of a batch each learns one.
-        grey: look at the chances with which data were drawn.
+        split_batch: a mixture's components take turns: of M equal parts of a batch each learns one.
+        soft_targets: use the probabilities with which data were drawn.
 
     >>> import torch, xorflow as xf
     >>> _ = torch.manual_seed(0)
     >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
     >>> x = torch.tensor([[0, 1, 1, 0]])
-    >>> loss = Marginal()(flow, x)
+    >>> loss = MaximumLikelihood()(flow, x)
     >>> bool((loss.bound - flow().log_prob(x)).abs() < 1e-5)
     True
     """
 
     trains_mixtures: ClassVar[bool] = True
 
-    def __init__(self, samples: int = 4, in_turn: bool = False, grey: bool = False) -> None:
+    def __init__(self, samples: int = 4, split_batch: bool = False, soft_targets: bool = False) -> None:
         super().__init__()
         if samples < 1:
             raise ConfigError(f"an estimator needs at least one sample, and got samples={samples}")
-        self.samples, self.in_turn, self.looks_at_grey = samples, in_turn, grey
+        self.samples, self.split_batch, self.takes_soft_targets = samples, split_batch, soft_targets
 
     def config(self) -> dict[str, Any]:
-        return {"samples": self.samples, "in_turn": self.in_turn, "grey": self.looks_at_grey}
+        return {
+            "samples": self.samples,
+            "split_batch": self.split_batch,
+            "soft_targets": self.takes_soft_targets,
+        }
 
     def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int] | None:
         return None if flow.depth == 1 else (self.samples, flow.depth - 1, flow.features)
@@ -72,32 +76,32 @@ class Marginal(Estimator):
     def check(self, flow: LatentFlow) -> None:
         if isinstance(flow, Mixture):
             flow.check_trainable()
-        elif self.in_turn:
+        elif self.split_batch:
             raise ModelError(
-                "in_turn is for the components of a mixture, and this is a single flow; leave it out"
+                "split_batch is for the components of a mixture, and this is a single flow; leave it out"
             )
         if not flow.last_layer_summable:
             raise ModelError(
                 "the marginal sums the last layer out, which must not see its own u; use a score function"
             )
-        if self.looks_at_grey:
-            self._check_grey(flow)
+        if self.takes_soft_targets:
+            self._check_soft_targets(flow)
 
-    def _check_grey(self, flow: LatentFlow) -> None:
+    def _check_soft_targets(self, flow: LatentFlow) -> None:
         if flow.depth > 1 or not flow.states.binary:
             raise ModelError(
-                "grey is for binary features in flows of depth 1, where a feature's draw enters its own term alone; leave "
-                "it out"
+                "soft_targets is for binary features in flows of depth 1, where a feature's draw enters its own term alone; "
+                "leave it out"
             )
-        if isinstance(flow, Mixture) and not self.in_turn:
+        if isinstance(flow, Mixture) and not self.split_batch:
             raise ModelError(
-                "the likelihood of a mixture has no term for each feature, so that grey is for its components in turn: give "
-                "in_turn too, or leave grey out"
+                "the likelihood of a mixture has no term for each feature, so that soft_targets is for its components one by "
+                "one: give split_batch too, or leave soft_targets out"
             )
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
-        if self.in_turn:
-            return _mean_in_turn(flow, x, context, None)
+        if self.split_batch:
+            return _mean_of_split_batch(flow, x, context, None)
         if flow.depth == 1:
             value = flow.log_marginal_total(flow.start(x), context).mean()
             return Loss(surrogate=-value, bound=value.detach())
@@ -108,15 +112,17 @@ class Marginal(Estimator):
         signal = centred(log_m.detach())
         return Loss(surrogate=-(log_m + signal * score).mean(), bound=log_m.detach().mean())
 
-    def grey_loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, chances: Tensor) -> Loss:
-        if self.in_turn:
-            return _mean_in_turn(flow, x, context, chances)
-        value = flow.expected_log_marginal(x, chances, context).mean()
+    def soft_target_loss(
+        self, flow: LatentFlow, x: Tensor, context: Tensor | None, probabilities: Tensor
+    ) -> Loss:
+        if self.split_batch:
+            return _mean_of_split_batch(flow, x, context, probabilities)
+        value = flow.expected_log_marginal(x, probabilities, context).mean()
         return Loss(surrogate=-value, bound=value.detach())
 
 
-def _mean_in_turn(
-    flow: LatentFlow | Mixture, x: Tensor, context: Tensor | None, chances: Tensor | None
+def _mean_of_split_batch(
+    flow: LatentFlow | Mixture, x: Tensor, context: Tensor | None, probabilities: Tensor | None
 ) -> Loss:
     """The mean over components, each estimated by its own part of the rows."""
     assert isinstance(flow, Mixture)
@@ -130,10 +136,10 @@ def _mean_in_turn(
     for component, rows in zip(components, torch.arange(len(x)).tensor_split(len(components)), strict=True):
         part = slice(int(rows[0]), int(rows[-1]) + 1)
         own = None if context is None else context[part]
-        if chances is None:
+        if probabilities is None:
             values = component.log_marginal_total(component.start(x[part]), own)
         else:
-            values = component.expected_log_marginal(x[part], chances[part], own)
+            values = component.expected_log_marginal(x[part], probabilities[part], own)
         means.append(values.mean())
     value = torch.stack(means).mean()
     return Loss(surrogate=-value, bound=value.detach())

@@ -8,7 +8,7 @@ import zoo
 from xorflow import MADE, Coupling, FactorisedBase, LatentFlow, Layer, evaluate
 from xorflow._math import enumerate_states
 from xorflow.errors import ModelError
-from xorflow.flows import read_on
+from xorflow.flows import with_base
 
 D = 4
 
@@ -42,7 +42,7 @@ def conditionals(flow: LatentFlow) -> Tensor:
 
 def test_the_nearest_probability_that_the_base_can_reach() -> None:
     flow, base = model(0.9999), FactorisedBase(D).double()
-    read = read_on(flow, base)
+    read = with_base(flow, base)
     total = read.log_likelihood(read.encode(everything())).exp().sum()
     assert abs(float(total.detach()) - 1) < 1e-10
     wanted = conditionals(flow)
@@ -54,7 +54,7 @@ def test_the_nearest_probability_that_the_base_can_reach() -> None:
 
 def test_the_same_distribution_where_nothing_is_clipped() -> None:
     flow = model(0.7)
-    read = read_on(flow, FactorisedBase(D, 0.9999).double())
+    read = with_base(flow, FactorisedBase(D, 0.9999).double())
     x = flow.encode(everything())
     torch.testing.assert_close(read.log_likelihood(x), flow.log_likelihood(x), rtol=0, atol=1e-10)
 
@@ -71,7 +71,7 @@ def test_it_is_the_best_flip_for_data_that_follow_the_model() -> None:
 
 
 def test_evaluation_and_samples_work_on_it() -> None:
-    read = read_on(model(0.9999).float(), FactorisedBase(D))
+    read = with_base(model(0.9999).float(), FactorisedBase(D))
     x = everything()
     exact = evaluate.exact(read, x)
     assert exact.kind == "exact"
@@ -91,9 +91,11 @@ DEEP = ["D3 depth 3", "D4 depth 2 random", "D3 depth 2 own first", "coupling D4 
 def test_of_deeper_flows_the_last_layer_is_read(name: str) -> None:
     flow = zoo.MEMBERS[name]().double()
     x = flow.encode(enumerate_states([2] * flow.features))
-    clipped = read_on(flow, FactorisedBase(flow.features, 0.501).double())
+    clipped = with_base(flow, FactorisedBase(flow.features, 0.501).double())
     assert abs(float(clipped.log_likelihood(x).exp().sum().detach()) - 1) < 1e-10
-    free = read_on(flow, FactorisedBase(flow.features, 0.999999).double())  # which can reach almost anything
+    free = with_base(
+        flow, FactorisedBase(flow.features, 0.999999).double()
+    )  # which can reach almost anything
     torch.testing.assert_close(free.log_likelihood(x), flow.log_likelihood(x), rtol=0, atol=1e-4)
     assert (clipped.log_likelihood(x) - flow.log_likelihood(x)).abs().max() > 1e-4
 
@@ -113,7 +115,7 @@ def coupling(depth: int) -> LatentFlow:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_coupling_on_another_base_is_one_model(depth: int) -> None:
     """Its likelihood, its samples and its deterministic reading agree, for every x."""
-    read, x = read_on(coupling(depth), FactorisedBase(D, 0.95).double()), everything()
+    read, x = with_base(coupling(depth), FactorisedBase(D, 0.95).double()), everything()
     p = read().log_prob(x).exp()
     assert abs(float(p.sum()) - 1) < 1e-10
     drawn = read().sample((40_000,), generator=torch.Generator().manual_seed(0))
@@ -126,7 +128,7 @@ def test_a_coupling_on_another_base_is_one_model(depth: int) -> None:
 
 def test_a_coupling_on_another_base_is_the_same_distribution_where_nothing_is_clipped() -> None:
     flow, x = coupling(1), everything()
-    read = read_on(flow, FactorisedBase(D, 0.999999).double())
+    read = with_base(flow, FactorisedBase(D, 0.999999).double())
     torch.testing.assert_close(read().log_prob(x), flow().log_prob(x), rtol=0, atol=1e-4)
 
 
@@ -134,11 +136,11 @@ def test_a_coupling_on_another_base_is_the_same_distribution_where_nothing_is_cl
 def test_what_cannot_be_read(name: str) -> None:
     flow = zoo.MEMBERS[name]()
     with pytest.raises(ModelError, match="only a flow on binary data"):
-        read_on(flow, FactorisedBase(flow.features))
+        with_base(flow, FactorisedBase(flow.features))
 
 
 def test_bases_that_do_not_fit() -> None:
     with pytest.raises(ModelError, match="same features"):
-        read_on(model(0.9), FactorisedBase(D + 1))
+        with_base(model(0.9), FactorisedBase(D + 1))
     with pytest.raises(ModelError, match="one half"):
-        read_on(model(0.9), FactorisedBase(D, 0.5).double())
+        with_base(model(0.9), FactorisedBase(D, 0.5).double())

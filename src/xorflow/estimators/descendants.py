@@ -64,7 +64,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def structure(flow: LatentFlow) -> tuple[object, ...]:
-    """All that decides what a flow's choices can change: two flows that agree in it have the same influence."""
+    """All that decides what a flow's choices can change: two flows that agree in it have the same descendants."""
     networks = [network for layer in flow.layers for network in (layer.conditioner, layer.posterior)]
     relative = tuple(layer.relative for layer in flow.layers)
     return *(None if network is None else _conditioning(network) for network in networks), relative
@@ -75,7 +75,7 @@ def _conditioning(network: Conditioner) -> tuple[object, ...]:
     return network.order, tuple(network.sees.items()), mask
 
 
-class Influence:
+class Descendants:
     """Which nodes, rewards and terms each node of a flow can change.
 
     Args:

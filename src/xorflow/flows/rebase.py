@@ -16,7 +16,7 @@ from xorflow.flows.latent import LatentFlow
 from xorflow.flows.layer import Layer
 
 
-def read_on(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
+def with_base(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
     r"""The flow on `base` that is nearest to a flow of binary data; it shares that flow's networks.
 
     The last layer's state is one in feature d with probability :math:`P_d = \beta_d + (1 - 2 \beta_d) f_d` given what is
@@ -37,7 +37,7 @@ def read_on(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
 
     >>> from xorflow import MADE
     >>> sure = LatentFlow([Layer(MADE(3, hidden=(8,)))], FactorisedBase(3, p0=0.999))
-    >>> round(float(read_on(sure, FactorisedBase(3)).base.floor()), 4)  # no likelihood on the new base is above 0.9^3
+    >>> round(float(with_base(sure, FactorisedBase(3)).base.floor()), 4)  # no likelihood on the new base is above 0.9^3
     0.3161
     """
     if not flow.states.binary or not flow.last_layer_summable or flow.has_posterior:
@@ -46,7 +46,7 @@ def read_on(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
         )
     if not flow.layers[-1].transform.is_xor:
         raise ModelError(
-            f"a flow is read on another base by other chances of a flip, and the {type(flow.layers[-1].transform).__name__} of "
+            f"a flow is rebased by other flip probabilities, and the {type(flow.layers[-1].transform).__name__} of "
             "its last layer does not flip by u = 1 and keep by u = 0; use Xor or ModularShift there"
         )
     if base.states != flow.states:
@@ -56,11 +56,11 @@ def read_on(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
             "on a base with a probability of one half no flip changes anything; choose another base"
         )
     *earlier, last = flow.layers
-    read = Layer(_Reread(last.conditioner, flow.base, base), last.transform)
+    read = Layer(_Rebased(last.conditioner, flow.base, base), last.transform)
     return LatentFlow([*earlier, read], base)
 
 
-class _Reread(Conditioner):
+class _Rebased(Conditioner):
     """The logits on one base that give the probabilities of a conditioner's logits on another."""
 
     def __init__(self, network: Conditioner, before: FactorisedBase, after: FactorisedBase) -> None:

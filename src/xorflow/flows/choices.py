@@ -81,7 +81,7 @@ class _LogMixture(Function):
         return _LogMixture.apply(*aligned), (0, 0)
 
 
-class BinaryNodes:
+class BinaryChoices:
     r"""Bernoulli choices with log-odds :math:`\phi` (..., D)."""
 
     def __init__(self, logits: Tensor) -> None:
@@ -112,7 +112,7 @@ class BinaryNodes:
         """(..., D), in nats."""
         return softplus(self.logits) - self.logits * self.mean
 
-    def kl(self, other: BinaryNodes) -> Tensor:
+    def kl(self, other: BinaryChoices) -> Tensor:
         """KL(self || other), (..., D)."""
         sign = 1 - 2 * positive(self.logits)
         ours, theirs = sign * self.logits, sign * other.logits
@@ -130,7 +130,7 @@ class BinaryNodes:
         return mixed
 
 
-class CategoricalNodes:
+class CategoricalChoices:
     """Categorical choices with logits (..., D, U), where only U_d of them exist."""
 
     def __init__(self, logits: Tensor, valid: Tensor) -> None:
@@ -167,7 +167,7 @@ class CategoricalNodes:
         """(..., D), in nats."""
         return -(self.mean * self.log_probs()).sum(-1)
 
-    def kl(self, other: CategoricalNodes) -> Tensor:
+    def kl(self, other: CategoricalChoices) -> Tensor:
         """KL(self || other), (..., D)."""
         return (self.mean * (self.log_probs() - other.log_probs())).sum(-1)
 
@@ -180,10 +180,10 @@ class CategoricalNodes:
         return torch.logsumexp(self.log_probs() + values, -1)
 
 
-Nodes = BinaryNodes | CategoricalNodes
+Choices = BinaryChoices | CategoricalChoices
 
 
-def make_nodes(logits: Tensor, choices: Alphabet, valid: Tensor) -> Nodes:
+def make_choices(logits: Tensor, choices: Alphabet, valid: Tensor) -> Choices:
     """The nodes that a conditioner's output stands for; half-precision logits become float32 before any log or sum."""
     logits = full_precision(logits)
-    return BinaryNodes(logits) if choices.binary else CategoricalNodes(logits, valid)
+    return BinaryChoices(logits) if choices.binary else CategoricalChoices(logits, valid)

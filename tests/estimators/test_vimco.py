@@ -10,9 +10,9 @@ import zoo
 from enumeration import all_choices, all_states, enumerated, gradient
 from expectations import EXACT, everything, expected_gradient, few, gap, rows, trainable, tuples
 from xorflow import ConfigError, LatentFlow, ModelError
-from xorflow.estimators import LeaveOneOut, Marginal, MultiSample
-from xorflow.estimators.influence import Drawn
-from xorflow.estimators.multi_sample import vimco
+from xorflow.estimators import VIMCO, LeaveOneOut, MaximumLikelihood
+from xorflow.estimators.descendants import Drawn
+from xorflow.estimators.vimco import vimco
 
 
 def bound_of_tuples(flow: LatentFlow, samples: int, drawn: Drawn, sum_last: bool) -> Tensor:
@@ -49,14 +49,14 @@ TRIPLES = ["D2", "D1 depth 2", "K3 D1", "D1 depth 3 posterior"]
 def test_two_samples_of_the_generator(name):
     flow = zoo.make(name)
     expected = gradient(bound_of_tuples(flow, 2, "p", False), trainable(flow))
-    assert gap(expected_gradient(MultiSample(2), flow), expected) < EXACT
+    assert gap(expected_gradient(VIMCO(2), flow), expected) < EXACT
 
 
 @pytest.mark.parametrize("name", zoo.names(lambda flow: flow.has_posterior and few(2)(flow)))
 def test_two_samples_of_the_posterior(name):
     flow = zoo.make(name)
     expected = gradient(bound_of_tuples(flow, 2, "q", False), trainable(flow))
-    assert gap(expected_gradient(MultiSample(2, "q"), flow, "q"), expected) < EXACT
+    assert gap(expected_gradient(VIMCO(2, "q"), flow, "q"), expected) < EXACT
 
 
 @pytest.mark.parametrize("name", zoo.names(earlier_fit))
@@ -65,7 +65,7 @@ def test_the_last_layer_summed_out(name):
     drawn: list[Drawn] = ["p", "q"] if flow.has_posterior else ["p"]
     for one in drawn:
         expected = gradient(bound_of_tuples(flow, 2, one, True), trainable(flow))
-        found = expected_gradient(MultiSample(2, one, sum_last=True), flow, one)
+        found = expected_gradient(VIMCO(2, one, sum_last=True), flow, one)
         assert gap(found, expected) < EXACT
 
 
@@ -75,7 +75,7 @@ def test_three_samples(name):
     drawn: list[Drawn] = ["p", "q"] if flow.has_posterior else ["p"]
     for one in drawn:
         expected = gradient(bound_of_tuples(flow, 3, one, False), trainable(flow))
-        assert gap(expected_gradient(MultiSample(3, one), flow, one), expected) < EXACT
+        assert gap(expected_gradient(VIMCO(3, one), flow, one), expected) < EXACT
 
 
 @pytest.mark.parametrize("name", ["D2", "D1 depth 2", "D2 depth 2 context"])
@@ -96,7 +96,7 @@ def test_bounds_grow_with_the_samples_and_when_the_last_layer_is_summed_out(name
 @pytest.mark.parametrize("sum_last", [False, True])
 def test_what_is_reported_is_the_bound(sum_last):
     flow, total = zoo.make("D2 depth 2 context"), 0.0
-    estimator = MultiSample(2, sum_last=sum_last)
+    estimator = VIMCO(2, sum_last=sum_last)
     estimator.prepare(flow)
     context = zoo.rows_of_context(flow, 1)
     for row, share in rows(flow):
@@ -110,14 +110,14 @@ def test_what_is_reported_is_the_bound(sum_last):
 
 def test_it_is_another_gradient_than_that_of_one_sample():
     flow = zoo.make("D2")
-    gaps = gap(expected_gradient(MultiSample(2), flow), expected_gradient(LeaveOneOut(2), flow))
+    gaps = gap(expected_gradient(VIMCO(2), flow), expected_gradient(LeaveOneOut(2), flow))
     assert gaps > 1e-2
 
 
 def test_one_layer_summed_out_is_the_marginal():
     flow, x = zoo.make("D4 random"), all_states((2,) * 4)
-    assert MultiSample(sum_last=True).noise_shape(flow) is None
-    ours, marginal = (estimator(flow, x) for estimator in (MultiSample(sum_last=True), Marginal()))
+    assert VIMCO(sum_last=True).noise_shape(flow) is None
+    ours, marginal = (estimator(flow, x) for estimator in (VIMCO(sum_last=True), MaximumLikelihood()))
     assert torch.equal(ours.surrogate, marginal.surrogate)
     assert torch.equal(ours.bound, marginal.bound)
 
@@ -141,9 +141,9 @@ def test_it_stays_finite_far_out():
 
 def test_noise_and_capturing():
     flow = zoo.make("D2 depth 3 posterior sees x, previous")
-    assert MultiSample(7).noise_shape(flow) == (7, 3, 2)
-    assert MultiSample(7).not_capturable(flow) is not None
-    assert MultiSample(7, "q").not_capturable(flow) is None
+    assert VIMCO(7).noise_shape(flow) == (7, 3, 2)
+    assert VIMCO(7).not_capturable(flow) is not None
+    assert VIMCO(7, "q").not_capturable(flow) is None
 
 
 @pytest.mark.parametrize(
@@ -152,11 +152,11 @@ def test_noise_and_capturing():
 )
 def test_bad_options(options, words):
     with pytest.raises(ConfigError, match=words):
-        MultiSample(**options)
+        VIMCO(**options)
 
 
 def test_bad_flows():
     with pytest.raises(ModelError, match="must not see its own u"):
-        MultiSample(sum_last=True)(zoo.make("D4 own"), torch.zeros(1, 4, dtype=torch.int64))
+        VIMCO(sum_last=True)(zoo.make("D4 own"), torch.zeros(1, 4, dtype=torch.int64))
     with pytest.raises(ModelError, match="needs a posterior in every layer"):
-        MultiSample(proposal="q")(zoo.make("D2"), torch.zeros(1, 2, dtype=torch.int64))
+        VIMCO(proposal="q")(zoo.make("D2"), torch.zeros(1, 2, dtype=torch.int64))

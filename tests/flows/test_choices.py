@@ -5,7 +5,7 @@ import torch
 from torch.distributions import Bernoulli, Categorical, kl_divergence
 
 from xorflow._states import Alphabet
-from xorflow.flows import BinaryNodes, CategoricalNodes
+from xorflow.flows import BinaryChoices, CategoricalChoices
 
 SIZES = (2, 3, 4)
 
@@ -14,15 +14,15 @@ def close(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def binary(seed: int) -> tuple[BinaryNodes, Bernoulli]:
+def binary(seed: int) -> tuple[BinaryChoices, Bernoulli]:
     logits = torch.randn(7, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
-    return BinaryNodes(logits), Bernoulli(logits=logits)
+    return BinaryChoices(logits), Bernoulli(logits=logits)
 
 
-def mixed(seed: int) -> tuple[CategoricalNodes, Categorical]:
+def mixed(seed: int) -> tuple[CategoricalChoices, Categorical]:
     valid = Alphabet(SIZES).valid()
     logits = torch.randn(7, 3, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
-    return CategoricalNodes(logits, valid), Categorical(logits=logits.masked_fill(~valid, -1e9))
+    return CategoricalChoices(logits, valid), Categorical(logits=logits.masked_fill(~valid, -1e9))
 
 
 def test_binary_nodes_are_bernoulli():
@@ -63,7 +63,7 @@ def test_draws_invert_the_distribution_function(make):
     p = nodes.log_probs().exp()
     grid = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
     u = nodes.sample(grid[:, None, None].expand(-1, *p.shape[:-1]))
-    share = torch.stack((1 - u, u), -1).mean(0) if isinstance(nodes, BinaryNodes) else u.mean(0)
+    share = torch.stack((1 - u, u), -1).mean(0) if isinstance(nodes, BinaryChoices) else u.mean(0)
     assert float((share - p).abs().max()) < 1 / 2000
 
 
@@ -77,8 +77,8 @@ def test_extreme_uniforms_meet_existing_choices(make):
 
 
 def test_ties_take_the_first_choice():
-    assert BinaryNodes(torch.zeros(3)).mode().tolist() == [0, 0, 0]
-    assert CategoricalNodes(torch.zeros(1, 3), torch.ones(1, 3).bool()).mode().tolist() == [[1, 0, 0]]
+    assert BinaryChoices(torch.zeros(3)).mode().tolist() == [0, 0, 0]
+    assert CategoricalChoices(torch.zeros(1, 3), torch.ones(1, 3).bool()).mode().tolist() == [[1, 0, 0]]
 
 
 @pytest.mark.parametrize("make", [binary, mixed])
@@ -104,7 +104,7 @@ def test_a_mixture_under_vmap_is_one_after_the_other(in_dims):
     values.requires_grad_()
 
     def one(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        return BinaryNodes(logits).log_mixture(values)
+        return BinaryChoices(logits).log_mixture(values)
 
     def of(tensor: torch.Tensor, dim: int | None, k: int) -> torch.Tensor:
         return tensor if dim is None else tensor.select(dim, k)

@@ -20,8 +20,8 @@ from expectations import (
 )
 from noise import local
 from xorflow import ConfigError, LatentFlow, ModelError
-from xorflow.estimators import Analytic, DoubleControl, LeaveOneOut
-from xorflow.estimators.double_control import local_slopes
+from xorflow.estimators import Analytic, DoubleCV, LeaveOneOut
+from xorflow.estimators.double_cv import local_slopes
 
 
 def earlier_fit(flow: LatentFlow) -> bool:
@@ -39,18 +39,18 @@ PAIRED = zoo.names(few(2))
 def test_it_is_unbiased(name):
     """Also for more than two categories, and for layers that see their own u."""
     flow = zoo.make(name)
-    assert gap(expected_gradient(DoubleControl(2, alpha=0.6), flow), bound_gradient(name)) < EXACT
+    assert gap(expected_gradient(DoubleCV(2, alpha=0.6), flow), bound_gradient(name)) < EXACT
 
 
 @pytest.mark.parametrize("name", zoo.names(earlier_fit))
 def test_with_the_last_layer_summed_out_it_is_unbiased(name):
-    found = expected_gradient(DoubleControl(2, alpha=1.3, sum_last=True), zoo.make(name))
+    found = expected_gradient(DoubleCV(2, alpha=1.3, sum_last=True), zoo.make(name))
     assert gap(found, bound_gradient(name)) < EXACT
 
 
 @pytest.mark.parametrize("name", ["D2", "D1 depth 2", "K3 D1"])
 def test_three_samples_are_unbiased(name):
-    assert gap(expected_gradient(DoubleControl(3, alpha=-0.4), zoo.make(name)), bound_gradient(name)) < EXACT
+    assert gap(expected_gradient(DoubleCV(3, alpha=-0.4), zoo.make(name)), bound_gradient(name)) < EXACT
 
 
 @pytest.mark.parametrize("name", ["D3 reversed", "D4 random", "K 2, 3, 4", "affine K3", "D3 context"])
@@ -63,14 +63,14 @@ def test_at_depth_one_nothing_is_left_to_vary(name):
     draws = torch.rand(
         20, 2, 1, flow.features, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
-    for value in per_draw(DoubleControl(2), flow, row, draws):
+    for value in per_draw(DoubleCV(2), flow, row, draws):
         assert gap(gradient(value, networks), exact) < 1e-12
 
 
 def test_a_factor_of_zero_is_leave_one_out():
     flow, row = zoo.make("D3 depth 2 reversed"), 3
     draws = torch.rand(10, 3, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ours, plain = (per_draw(e, flow, row, draws) for e in (DoubleControl(3, alpha=0.0), LeaveOneOut(3)))
+    ours, plain = (per_draw(e, flow, row, draws) for e in (DoubleCV(3, alpha=0.0), LeaveOneOut(3)))
     for one, other in zip(ours, plain, strict=True):
         assert gap(gradient(one, trainable(flow)), gradient(other, trainable(flow))) < 1e-13
 
@@ -100,12 +100,12 @@ def test_in_a_hierarchy_it_has_less_variance_than_leave_one_out():
         torch.stack([gradient(value, trainable(flow)) for value in per_draw(e, flow, row, draws)])
         .var(0)
         .sum()
-        for e in (DoubleControl(4), LeaveOneOut(4))
+        for e in (DoubleCV(4), LeaveOneOut(4))
     ]
     assert float(spread[0]) < 0.8 * float(spread[1])
 
 
-def controls(flow: LatentFlow, estimator: DoubleControl, draws: Tensor) -> Tensor:
+def controls(flow: LatentFlow, estimator: DoubleCV, draws: Tensor) -> Tensor:
     found = estimator(flow, all_states(flow.states.sizes), draws=draws).control
     assert found is not None
     return found
@@ -115,7 +115,7 @@ def controls(flow: LatentFlow, estimator: DoubleControl, draws: Tensor) -> Tenso
     "name", ["D3 depth 2 learned base", "D2 depth 3", "K3 depth 2", "D3 depth 2 own first"]
 )
 def test_the_control_reaches_alpha_alone_and_the_surrogate_the_flow(name):
-    flow, estimator = zoo.make(name), DoubleControl(2, alpha=0.5)
+    flow, estimator = zoo.make(name), DoubleCV(2, alpha=0.5)
     x = all_states(flow.states.sizes)
     loss = estimator(flow, x, zoo.rows_of_context(flow, len(x)), generator=torch.Generator().manual_seed(0))
     assert loss.control is not None
@@ -129,7 +129,7 @@ def test_the_control_reaches_alpha_alone_and_the_surrogate_the_flow(name):
 def test_the_control_is_the_mean_square_of_the_gradient_in_the_logits():
     """At depth 1, from the slopes of the output biases; a parabola in alpha, with its least value at 1."""
     flow, row = zoo.make("D3 linear"), 5
-    estimator = DoubleControl(3, alpha=0.3)
+    estimator = DoubleCV(3, alpha=0.3)
     draws = torch.rand(3, 1, 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     x = all_states((2, 2, 2))[row][None]
     loss = estimator(flow, x, draws=draws)
@@ -147,11 +147,11 @@ def test_the_control_is_the_mean_square_of_the_gradient_in_the_logits():
 @pytest.mark.parametrize(("options", "words"), [({"samples": 1}, "samples is at least 2; got 1")])
 def test_bad_options(options, words):
     with pytest.raises(ConfigError, match=words):
-        DoubleControl(**options)
+        DoubleCV(**options)
 
 
 def test_bad_flows():
     with pytest.raises(ModelError, match="must not see its own u"):
-        DoubleControl(sum_last=True)(zoo.make("D4 own"), torch.zeros(1, 4, dtype=torch.int64))
+        DoubleCV(sum_last=True)(zoo.make("D4 own"), torch.zeros(1, 4, dtype=torch.int64))
     with pytest.raises(ModelError, match="the control variate without parameters; use analytic"):
-        DoubleControl(sum_last=True)(zoo.make("D2"), torch.zeros(1, 2, dtype=torch.int64))
+        DoubleCV(sum_last=True)(zoo.make("D2"), torch.zeros(1, 2, dtype=torch.int64))

@@ -9,7 +9,7 @@ import torch
 
 
 @contextmanager
-def quick_products(wanted: bool = True) -> Iterator[None]:
+def tf32_matmul(wanted: bool = True) -> Iterator[None]:
     """Within this block float32 products on CUDA round their operands to TF32."""
     if not wanted:
         yield
@@ -22,6 +22,6 @@ def quick_products(wanted: bool = True) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def rounded_products(device: torch.device, precision: str) -> torch.autocast:
+def bf16_autocast(device: torch.device, precision: str) -> torch.autocast:
     """Within this block networks compute as a run of that precision trains, where it is bfloat16; logits and sums do not."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16-mixed")

@@ -14,7 +14,7 @@ from xorflow.conditioners.orderings import ranks
 from xorflow.errors import ModelError
 
 
-def table_of_looks(
+def receptive_fields(
     order: tuple[int, ...],
     shape: tuple[int, int] | None,
     reach: int,
@@ -33,7 +33,7 @@ def table_of_looks(
     visible = visible & (rank[around] < rank[visits, None])
     begun = (torch.arange(len(order)) > 0)[:, None]
     if quiet:
-        last, there = _last_loud(order, quiet)
+        last, there = _last_active(order, quiet)
         around, visible = torch.cat([last[:, None], around], 1), torch.cat([there[:, None], visible], 1)
     looks, seen = [], []
     for dependence in dependences:
@@ -43,7 +43,7 @@ def table_of_looks(
     return torch.stack(looks), torch.stack(seen)
 
 
-def _last_loud(order: tuple[int, ...], quiet: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _last_active(order: tuple[int, ...], quiet: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """For each rank the last feature before it that is not quiet, and whether there is one beyond the one just before."""
     found, there = [], []
     loud, last = set(order) - set(quiet), None
@@ -73,7 +73,7 @@ def coordinates(visits: Tensor, shape: tuple[int, int] | None) -> Tensor:
     return torch.stack([visits // shape[1], visits % shape[1]], 1)
 
 
-def checked_quiet(quiet: Sequence[int], features: int) -> tuple[int, ...]:
+def checked_skipped(quiet: Sequence[int], features: int) -> tuple[int, ...]:
     """In increasing order."""
     try:
         given = [operator.index(d) for d in quiet]

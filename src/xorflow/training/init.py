@@ -23,7 +23,7 @@ enough to learn from, and too little to spoil what was learned."""
 
 
 @torch.no_grad()
-def start_from_flow(flow: LatentFlow, before: LatentFlow, what: str, *, keep_base: bool = False) -> None:
+def init_from_flow(flow: LatentFlow, before: LatentFlow, what: str, *, keep_base: bool = False) -> None:
     """Begin with a trained flow: its layers become the last ones, its base the base; the others are near the identity.
 
     Args:
@@ -78,7 +78,7 @@ def _settings_of(module: nn.Module, name: str) -> list[Any]:
 
 
 @torch.no_grad()
-def start_from_data(flow: Trainable, train: Split, *, posteriors: bool = True) -> None:
+def init_from_data(flow: Trainable, train: Split, *, posteriors: bool = True) -> None:
     """Begin where independent features are, as far as the base and the masks of couplings can express them.
 
     In orderings the last layer has the frequencies of the training data, and the others are near the identity; with a base
@@ -95,7 +95,7 @@ def start_from_data(flow: Trainable, train: Split, *, posteriors: bool = True) -
     if isinstance(flow, Mixture):
         for component in flow:
             if isinstance(component, LatentFlow):
-                start_from_data(component, train, posteriors=posteriors)
+                init_from_data(component, train, posteriors=posteriors)
         return
     start = _start_orderings if flow.layers[-1].conditioner.mask is None else _start_couplings
     for layer, (logits, taken) in zip(flow.layers, start(flow, train, posteriors), strict=True):
@@ -231,8 +231,8 @@ def start_logits(frequencies: Tensor, table: Tensor, transform: Transform) -> Te
     valid = transform.choices.valid()
     reached = transform.to_data_table[..., 0].cpu().expand(valid.shape)  # (D, U)
     sharing = torch.zeros_like(frequencies).scatter_add_(-1, reached, valid.double())
-    chances = wanted.clamp_min(1e-3).gather(-1, reached) / sharing.gather(-1, reached).clamp_min(1)
-    logits = chances.log()
+    probabilities = wanted.clamp_min(1e-3).gather(-1, reached) / sharing.gather(-1, reached).clamp_min(1)
+    logits = probabilities.log()
     return logits[:, 1] - logits[:, 0] if transform.choices.binary else logits
 
 

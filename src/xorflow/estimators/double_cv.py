@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
+from xorflow.estimators.descendants import Descendants, FeatureSum, structure
 from xorflow.estimators.hierarchy import (
     after,
     descendant_sums,
@@ -17,12 +18,11 @@ from xorflow.estimators.hierarchy import (
     pushed,
     require_summable,
 )
-from xorflow.estimators.influence import FeatureSum, Influence, structure
 from xorflow.estimators.terms import mean_of_others
-from xorflow.flows import BinaryNodes, LatentFlow, Nodes
+from xorflow.flows import BinaryChoices, Choices, LatentFlow
 
 
-class DoubleControl(Estimator):
+class DoubleCV(Estimator):
     r"""Double control variates: `LeaveOneOut` on rewards less their linear part, which is put back in closed form.
 
     .. math:: S = \frac1K \sum_k \sum_{l,d} \mathrm{sg}\Big[A_k - \alpha\, \bar g_{-k} \cdot (u_k - p_k)
@@ -50,7 +50,7 @@ class DoubleControl(Estimator):
     >>> import torch, xorflow as xf
     >>> _ = torch.manual_seed(0)
     >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
-    >>> loss = DoubleControl(samples=2)(flow, torch.tensor([[0, 1, 1, 0]]))
+    >>> loss = DoubleCV(samples=2)(flow, torch.tensor([[0, 1, 1, 0]]))
     >>> (loss.surrogate + loss.control).backward()
     """
 
@@ -138,7 +138,7 @@ def local_slopes(
     def total(*moved: Tensor) -> Tensor:
         point = flow.start(x)
         for layer, u in zip(flow.layers, moved, strict=False):
-            mean = layer.generator_nodes(point, context, u).mean
+            mean = layer.generator_choices(point, context, u).mean
             point = after(flow, point, u + (mean - mean.detach()))
         return end_rewards(flow, point, context).sum(-1)
 
@@ -149,24 +149,24 @@ def local_slopes(
 
 def _shared_parts(flow: LatentFlow, layers: int) -> nn.ModuleList:
     """For each layer: sums over the choices whose descendants are all among those of each choice."""
-    influence = Influence(flow, "p")
+    descendants = Descendants(flow, "p")
     found = nn.ModuleList()
     for layer in range(layers):
-        descendants = influence.rewards(layer).float()
-        outside = descendants @ (1 - descendants).t()  # (f, d): how many descendants of f are none of d's
+        rewards = descendants.rewards(layer).float()
+        outside = rewards @ (1 - rewards).t()  # (f, d): how many descendants of f are none of d's
         found.append(FeatureSum((outside == 0).t()))
     return found.to(flow.device)
 
 
-def _over_values(values: Tensor, nodes: Nodes) -> Tensor:
+def _over_values(values: Tensor, nodes: Choices) -> Tensor:
     """Summed over the values of one-hot choices: (..., D)."""
-    return values if isinstance(nodes, BinaryNodes) else values.sum(-1)
+    return values if isinstance(nodes, BinaryChoices) else values.sum(-1)
 
 
-def _mean_square(nodes: Nodes, u: Tensor, weight: Tensor, direction: Tensor) -> Tensor:
+def _mean_square(nodes: Choices, u: Tensor, weight: Tensor, direction: Tensor) -> Tensor:
     """Of the estimate of the gradient in the logits, with the graph of what weighs it."""
     mean = nodes.mean.detach()
-    spread = weight if isinstance(nodes, BinaryNodes) else weight.unsqueeze(-1)
+    spread = weight if isinstance(nodes, BinaryChoices) else weight.unsqueeze(-1)
     estimate = spread * (u - mean) + pushed(mean, direction, nodes)
     # logits that all samples share get the mean of the samples' estimates
     return (estimate if nodes.logits.dim() == u.dim() else estimate.mean(0)).square().mean()
