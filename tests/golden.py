@@ -1,10 +1,10 @@
 """The golden record: what tiny runs of every kind end with, so that a change that should change nothing is seen to.
 
-    python -m research.golden record FOLDER     # weights' digests, likelihoods and digests of samples, into FOLDER/golden.json
-    python -m research.golden compare FOLDER    # the same runs now, beside what was recorded there
+    python tests/golden.py record FOLDER     # weights' digests, likelihoods and digests of samples, into FOLDER/golden.json
+    python tests/golden.py compare FOLDER    # the same runs now, beside what was recorded there
 
-Digests hold on one machine with one thread, and stay where they were recorded. Likelihoods are committed beside this module,
-in `results/golden.json`; without a folder, `compare` holds today's to those, to 1e-5 nats.
+Digests hold on one machine with one thread, and stay where they were recorded. Likelihoods are committed, in
+`research/results/golden.json`; without a folder, `compare` holds today's to those, to 1e-5 nats.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 import xorflow
 from xorflow.training import Interrupted, Options, resume_run, train_run
 
-COMMITTED = Path(__file__).parent / "results" / "golden.json"
+COMMITTED = Path(__file__).parents[1] / "research/results/golden.json"
 TOLERANCE = 1e-5
 DEEP = {"layers": 2, "order": "alternating", "base": "fixed"}
 POSTERIOR = DEEP | {"posterior": "mlp"}
