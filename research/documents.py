@@ -73,10 +73,8 @@ DOCUMENTS: dict[str, dict[str, Block]] = {
     },
     "docs/which_estimator.md": {
         "best": estimators.best_block,
-        "equal-time": estimators.equal_time_block,
         "objectives": estimators.objectives_block,
         "training": estimators.training_block,
-        "measured": estimators.measured_block,
     },
 }
 """By file, below the root of the project: its blocks."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ from research.estimators.table import cost, same_gradient, short
 
 Row = dict[str, Any]
 
-_CHANCE = 3.0
 _UNSTEADY = 0.3
 """A standard error beyond this part of the variance: a few draws carry most of it, and no winner is named."""
 _MARK = " †"
@@ -56,14 +54,6 @@ def is_steady(row: Row) -> bool:
     return row["variance_stderr"] <= _UNSTEADY * row["variance"]
 
 
-def is_told(row: Row, reference: Row) -> bool:
-    """Whether variance times time is less than the reference's by more than three standard errors, which can be trusted."""
-    if not (is_steady(row) and is_steady(reference)):
-        return False
-    error = math.hypot(*(r["variance_stderr"] * r["milliseconds"] for r in (row, reference)))
-    return (cost(reference) or 0.0) - (cost(row) or 0.0) > _CHANCE * error
-
-
 # ---- tables ----
 
 
@@ -83,28 +73,5 @@ def best_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _mark(*rows: Row) -> str:
-    return "" if all(map(is_steady, rows)) else _MARK
-
-
-def all_tables(rows: Sequence[Row]) -> str:
-    """A table for each model: variance times time, relative to that of the paper's best control variate."""
-    models = dict.fromkeys(row["model"] for row in best_of_several(rows))
-    return "\n\n".join(_of_model([row for row in rows if row["model"] == model]) for model in models)
-
-
-def _of_model(rows: Sequence[Row]) -> str:
-    own = [row for row in rows if _is_comparable(row)]
-    gradients = [_gradient(row) for row in best_of_several(rows)]
-    lines = [f"| estimator | {' | '.join(map(_name, gradients))} |", f"|---|{'---:|' * len(gradients)}"]
-    for name in dict.fromkeys(row["estimator"] for row in own):
-        of = {_gradient(row): row for row in own if row["estimator"] == name}
-        cells = [_ratio(of[key], rows) if key in of else "–" for key in gradients]
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _ratio(row: Row, rows: Sequence[Row]) -> str:
-    reference = _reference(row, rows)
-    text = f"{row['variance_at_equal_cost']:.2g}{_mark(row, reference)}"
-    return f"**{text}**" if is_told(row, reference) else text
+def _mark(row: Row) -> str:
+    return "" if is_steady(row) else _MARK

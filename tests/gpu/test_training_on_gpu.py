@@ -123,7 +123,7 @@ def test_an_interrupted_run_resumes_to_the_same_weights(kind: str, tmp_path: Pat
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_a_layer(tmp_path: Path) -> None:
-    wild = {"optimiser": "sgd", "lr": 1e30, "schedule": "constant"}
+    wild = {"optimiser": "sgd", "lr": 1e38, "schedule": "constant", "hidden": [16, 16]}
     with pytest.raises(TrainingError) as error:
         train_run(Options().replace(**(SMALL | wild)), tmp_path / "run")
     assert "is not finite at step 24 (epoch 1)" in str(error.value)  # at the end of an epoch
