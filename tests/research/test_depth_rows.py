@@ -47,7 +47,7 @@ def test_the_rows_that_are_compared_have_equal_weights() -> None:
     for row in DEPTH_ROWS:
         if row.id.startswith("ar-") and row.id != "ar-1-half":
             last = row.training["hidden"]
-            earlier = () if "code" in row.training else last
+            earlier = () if row.code is not None else last
             widths = [earlier] * (row.depth - 1) + [last]
             counts[row.id] = sum(
                 (a + 1) * b for hidden in widths for a, b in itertools.pairwise([784, *hidden, 784])

@@ -97,7 +97,7 @@ def test_estimators_are_what_their_names_say() -> None:
         ("straight-through:anneal=2", "from 0 to 1; got 2"),
         (
             "marginal:draws=3",
-            "takes samples, split_batch, grey, written as marginal:KEY=VALUE; got 'draws=3'",
+            "takes samples, split_batch, soft_targets, written as marginal:KEY=VALUE; got 'draws=3'",
         ),
         ("marginal:samples", "got 'samples'"),
         ("marginal:samples=0", "at least one sample"),

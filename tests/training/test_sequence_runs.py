@@ -204,7 +204,7 @@ def test_grey_values_reach_every_part_of_a_batch() -> None:
 
 def test_data_that_are_not_drawn_have_no_grey_values(tmp_path: Path) -> None:
     options = tiny_options(images_file(tmp_path / "images.npy"), estimator="marginal:soft_targets=true")
-    with pytest.raises(ConfigError, match="these data are fixed; leave grey out of --estimator"):
+    with pytest.raises(ConfigError, match="these data are fixed; leave soft_targets out of --estimator"):
         train_run(options, tmp_path / "run")
 
 
@@ -341,7 +341,10 @@ def test_a_mixture_shares_its_network_or_not(tmp_path: Path) -> None:
         ({"mixture": "2", "posterior": "mlp"}, "leave --layers and --posterior out"),
         ({"mixture": "2", "estimator": "straight-through"}, "StraightThrough trains single flows"),
         ({"estimator": "marginal:split_batch=true"}, "split_batch is for the components of a mixture"),
-        ({"estimator": "marginal:soft_targets=true"}, "grey is for binary features in flows of depth 1"),
+        (
+            {"estimator": "marginal:soft_targets=true"},
+            "soft_targets is for binary features in flows of depth 1",
+        ),
     ],
 )
 def test_what_means_nothing_is_refused_before_a_folder_is_made(
