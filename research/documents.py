@@ -58,11 +58,7 @@ DOCUMENTS: dict[str, dict[str, Block]] = {
         "table": paper.table_block,
         "meaning": paper.meaning_block,
         "spread": paper.spread_block,
-        "retrained": paper.retrained_block,
-        "layers": paper.layers_block,
         "posterior": paper.posterior_block,
-        "recipes": paper.recipes_block,
-        "tuning": paper.tuning_block,
     },
     "docs/conditioners.md": {"strong": strong.strong_block},
     "docs/depth.md": {
