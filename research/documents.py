@@ -47,8 +47,8 @@ def data_block(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _depths(family: str, base: str) -> Block:
-    return functools.partial(depth.part_block, family=family, base=base)
+def _depths(base: str) -> Block:
+    return functools.partial(depth.part_block, family="autoregressive", base=base)
 
 
 DOCUMENTS: dict[str, dict[str, Block]] = {
@@ -62,10 +62,8 @@ DOCUMENTS: dict[str, dict[str, Block]] = {
     },
     "docs/conditioners.md": {"strong": strong.strong_block},
     "docs/depth.md": {
-        "fixed": _depths("autoregressive", "fixed"),
-        "learned": _depths("autoregressive", "learned"),
-        "couplings": _depths("coupling", "learned"),
-        "layers": depth.layers_block,
+        "fixed": _depths("fixed"),
+        "learned": _depths("learned"),
     },
     "docs/which_estimator.md": {
         "best": estimators.best_block,
