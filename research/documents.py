@@ -47,8 +47,8 @@ def data_block(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _depths(family: str, base: str) -> Block:
-    return functools.partial(depth.part_block, family=family, base=base)
+def _depths(base: str) -> Block:
+    return functools.partial(depth.part_block, family="autoregressive", base=base)
 
 
 DOCUMENTS: dict[str, dict[str, Block]] = {
@@ -58,18 +58,12 @@ DOCUMENTS: dict[str, dict[str, Block]] = {
         "table": paper.table_block,
         "meaning": paper.meaning_block,
         "spread": paper.spread_block,
-        "retrained": paper.retrained_block,
-        "layers": paper.layers_block,
         "posterior": paper.posterior_block,
-        "recipes": paper.recipes_block,
-        "tuning": paper.tuning_block,
     },
     "docs/conditioners.md": {"strong": strong.strong_block},
     "docs/depth.md": {
-        "fixed": _depths("autoregressive", "fixed"),
-        "learned": _depths("autoregressive", "learned"),
-        "couplings": _depths("coupling", "learned"),
-        "layers": depth.layers_block,
+        "fixed": _depths("fixed"),
+        "learned": _depths("learned"),
     },
     "docs/which_estimator.md": {
         "best": estimators.best_block,

@@ -243,8 +243,3 @@ def write_depth(folder: Path) -> dict[str, Any]:
 def part_block(folder: Path, family: str, base: str) -> str:
     """The rows of one part, in a document."""
     return _table(_part(full_table(folder, "depth"), family, base))
-
-
-def layers_block(folder: Path) -> str:
-    """What each layer does, in a document."""
-    return layer_lines(full_table(folder, "depth"))
