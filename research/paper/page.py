@@ -7,15 +7,10 @@ import math
 from pathlib import Path
 
 from research.paper.published import PAPER_TABLE
-from research.paper.table import essence_table, main_table, posterior_table, spread_table
+from research.paper.table import main_table, posterior_table, spread_table
 from research.results import full_table, line
 
 _PIXELS, _P0 = 784, 0.9
-
-
-def essence_block(folder: Path) -> str:
-    """The likelihoods side by side."""
-    return essence_table(full_table(folder, "paper"))
 
 
 def table_block(folder: Path) -> str:

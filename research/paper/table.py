@@ -133,20 +133,6 @@ def main_table(table: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def essence_table(table: dict[str, Any]) -> str:
-    """NLL alone: the paper's, ours, and cured."""
-    lines = ["| row | the paper | ours, as described | ours, cured |", "|---|---:|---:|---:|"]
-    for row in table["rows"]:
-        lines.append(line([row["title"], _one(row["paper"]["nll"]), *(_marked(row[v]) for v in VARIANTS)]))
-    return "\n".join(lines)
-
-
-def _marked(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return _one(None)
-    return _one(found["nll"]) + ("" if found["kind"] == "exact" else "\\*")
-
-
 def _cells(found: dict[str, Any] | None) -> list[str]:
     if found is None:
         return ["–"] * 4

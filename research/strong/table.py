@@ -176,13 +176,6 @@ def _best(results: Results, table: dict[str, Any]) -> dict[str, Any] | None:
 # ---- documents ----
 
 
-def headline_block(folder: Path) -> str:
-    """For the front page: what each conditioner reaches."""
-    lines = ["| conditioner | NLL, exact | training |", "|---|---:|---:|"]
-    rows = full_table(folder, "strong")["rows"]
-    return "\n".join([*lines, *(line([row["title"], _nll(row), _time(row)]) for row in rows)])
-
-
 def strong_block(folder: Path) -> str:
     """For a document: all tables."""
     return strong_markdown(full_table(folder, "strong"))
