@@ -92,7 +92,7 @@ def block(results: Results) -> str:
 
 
 def section(name: str, result: dict[str, Any]) -> str:
-    """One machine's figures, notes, curves and plots."""
+    """One machine's figures, curves and plots; what its file notes beside a figure, and ways that lost, are left to the file."""
     figures, curves = result["figures"], result["scaling"]
     aimed = [figure for figure in figures if figure["target"] is not None]
     met = sum(figure["met"] for figure in aimed)
@@ -101,12 +101,11 @@ def section(name: str, result: dict[str, Any]) -> str:
         f"![Ratios to the references on {name}](images/performance_figures_{name}.png)",
         f"![How cost grows on {name}](images/performance_scaling_{name}.png)",
     ]
-    notes = [f"- `{figure['id']}`: {figure['note']}." for figure in figures if figure.get("note")]
+    shown = [figure for figure in figures if not figure["id"].endswith(("-passes", "-blocks"))]
     profile = f"Where the time goes: [benchmarks/results/{name}.profile.txt](../benchmarks/results/{name}.profile.txt)."
     parts = [
         heading,
-        _figure_table(figures),
-        "\n".join(notes),
+        _figure_table(shown),
         plots[0],
         _curve_table(curves),
         plots[1],
