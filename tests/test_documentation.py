@@ -173,6 +173,7 @@ def test_every_field_of_a_result_is_explained() -> None:
     explained = set(re.findall(r"`(\w+)`", first_cells))
     elsewhere = {"samples", "ess", "elbo_nll"}  # of a bound, a posterior
     elsewhere |= {"how", "runs", "seeds"}  # of combined ones
+    elsewhere |= {"warning", "not_captured"}  # of runs that went otherwise than hoped
     assert explained == fields(result) | elsewhere
 
 
