@@ -8,10 +8,10 @@ from torch import Tensor
 from xorflow._cuda import devices, kernels
 from xorflow._math import ENUMERATION_LIMIT, enumerate_states
 from xorflow.errors import Intractable
-from xorflow.flows.choices import BinaryChoices
+from xorflow.flows.choices import BinaryChoices, Choices
 from xorflow.flows.distribution import FlowDistribution
 from xorflow.flows.flow import Flow
-from xorflow.flows.marginal import expected_total, marginal_total
+from xorflow.flows.marginal import expected_total, marginal_by_feature, marginal_total
 from xorflow.flows.sampling import SampleNoise, invert
 from xorflow.flows.stack import Stack
 from xorflow.flows.trace import Point
@@ -55,20 +55,34 @@ class LatentFlow(Stack):
 
         At depth 1, from the start, its sum over d is log p(x).
         """
-        nodes, rewards = self.last_choices(point, context)
-        return nodes.log_mixture(rewards)
+        nodes = self.last_generator(point, context)
+        if self._is_binary(nodes, point.state):
+            return marginal_by_feature(nodes.logits, point.state, self.base.logits)
+        return nodes.log_mixture(self._outcomes(point.state))
 
     def log_marginal_total(self, point: Point, context: Tensor | None = None) -> Tensor:
         """`log_marginal` summed over features, (...); for training: one launch each way on a CUDA device."""
         nodes = self.last_generator(point, context)
-        transform = self.layers[-1].transform
-        if isinstance(nodes, BinaryChoices) and transform.is_xor and _is_plain(nodes.logits, point.state):
+        if self._is_binary(nodes, point.state):
             fits = nodes.logits.dtype == point.state.dtype == self.base.logits.dtype == torch.float32
             if devices.usable(nodes.logits) and fits:
                 return kernels.marginal_total(nodes.logits, point.state, self.base.logits)
             return marginal_total(nodes.logits, point.state, self.base.logits)
-        rewards = transform.outcomes(self.base.log_table(), point.state)
-        return nodes.log_mixture(rewards).sum(-1)
+        return nodes.log_mixture(self._outcomes(point.state)).sum(-1)
+
+    def _is_binary(self, nodes: Choices, state: Tensor) -> bool:
+        """Whether these are two choices for each of the two states, without samples and without a gradient of the states."""
+        return (
+            isinstance(nodes, BinaryChoices)
+            and self.layers[-1].transform.is_xor
+            and not state.requires_grad
+            and nodes.logits.dim() == 2
+            and nodes.logits.shape == state.shape
+        )
+
+    def _outcomes(self, state: Tensor) -> Tensor:
+        """The log base probability that each of the last layer's choices leads to, (..., D, U)."""
+        return self.layers[-1].transform.outcomes(self.base.log_table(), state)
 
     def expected_log_marginal(
         self, x: Tensor, probabilities: Tensor, context: Tensor | None = None
@@ -136,8 +150,3 @@ class LatentFlow(Stack):
         """Integers x (..., D) as a function of given noise."""
         y = self.encode(self.base.sample(noise.base))
         return self.states.decode(invert(self, y, noise.layers, context))
-
-
-def _is_plain(logits: Tensor, state: Tensor) -> bool:
-    """Whether these are log-odds of two choices for each of the two states, without a gradient of the states."""
-    return not state.requires_grad and logits.dim() == 2 and logits.shape == state.shape

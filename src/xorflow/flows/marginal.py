@@ -15,8 +15,8 @@ from xorflow._autograd import Function
 from xorflow.flows.choices import positive, softplus
 
 
-def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
-    r""":math:`\sum_d \log((1 - f_d)\, p_d(x_d) + f_d\, p_d(1 - x_d))`, (B,).
+def marginal_by_feature(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
+    r""":math:`\log((1 - f_d)\, p_d(x_d) + f_d\, p_d(1 - x_d))`, (B, D).
 
     Args:
         logits: log-odds of u, (B, D).
@@ -24,8 +24,13 @@ def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
         base_logits: log-odds of y, (D,).
     """
     zero, one = logsigmoid(-base_logits), logsigmoid(base_logits)
-    total, _, _ = _MarginalTotal.apply(logits, x, zero, one)  # pyright: ignore[reportGeneralTypeIssues]
-    return total
+    values, _, _ = _Marginal.apply(logits, x, zero, one)  # pyright: ignore[reportGeneralTypeIssues]
+    return values
+
+
+def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
+    """`marginal_by_feature` summed over features, (B,)."""
+    return marginal_by_feature(logits, x, base_logits).sum(-1)
 
 
 def expected_total(logits: Tensor, probabilities: Tensor, base_logits: Tensor) -> Tensor:
@@ -46,7 +51,7 @@ def expected_total(logits: Tensor, probabilities: Tensor, base_logits: Tensor) -
     return (torch.lerp(of_zero, of_one, probabilities) - softplus(below)).sum(-1)
 
 
-class _MarginalTotal(Function):
+class _Marginal(Function):
     generate_vmap_rule = True
 
     @staticmethod
@@ -54,7 +59,7 @@ class _MarginalTotal(Function):
         likely = (x - positive(logits)).abs_()  # the state after the likelier u
         near, below = torch.lerp(zero, one, likely), logits.abs().neg_()
         raised = torch.lerp(one, zero, likely).sub_(near).add_(below)
-        return near.add_(softplus(raised)).sub_(softplus(below)).sum(-1), likely, raised
+        return near.add_(softplus(raised)).sub_(softplus(below)), likely, raised
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -66,9 +71,9 @@ class _MarginalTotal(Function):
     @staticmethod
     def backward(ctx, *gradients: Tensor):
         logits, likely, raised = ctx.saved_tensors
-        if gradients[0] is None:
+        g = gradients[0]
+        if g is None:
             return None, None, None, None
-        g = gradients[0].unsqueeze(-1)
         g_far = g * torch.sigmoid(raised)  # times the posterior of the u that is less likely beforehand
         g_logits = (g_far - g * torch.sigmoid(-logits.abs())) * (1 - 2 * positive(logits))
         if not ctx.needs_input_grad[3]:
