@@ -12,8 +12,8 @@ from research.budgets import Budget, Phase
 from xorflow import CheckpointError, ConfigError
 from xorflow.training import HARMLESS, Options, read_metrics, read_result
 
-Variant = Literal["ours", "cured"]
-VARIANTS: tuple[Variant, ...] = ("ours", "cured")
+Variant = Literal["ours", "improved"]
+VARIANTS: tuple[Variant, ...] = ("ours", "improved")
 Recipe = Mapping[str, Any]
 """Training options, by name; what is left out has its default."""
 
@@ -26,7 +26,7 @@ class TrainedRow(Protocol):
     Attributes:
         id: its name on the command line and in files.
         metric: by which likelihood of validation data its seeds are compared.
-        reading: which model the row is about: the one bijection, or the distribution over bijections.
+        flow: which model the row is about: the one bijection, or the distribution over bijections.
     """
 
     @property
@@ -34,7 +34,7 @@ class TrainedRow(Protocol):
     @property
     def metric(self) -> Literal["greedy", "likelihood"]: ...
     @property
-    def reading(self) -> Literal["deterministic", "latent"]: ...
+    def flow(self) -> Literal["deterministic", "latent"]: ...
     def recipe(self, variant: Variant) -> Recipe | None: ...
     def options(self, variant: Variant) -> Options: ...
 

@@ -234,7 +234,7 @@ class Runner:
             options = options.replace(epochs=self._final_epochs(name.row, name.variant, options))
         start = self._start(name)
         if start is not None:
-            options = options.replace(start=str(self._weights(start, name)))
+            options = options.replace(init=str(self._weights(start, name)))
         folder = name.folder(self._work)
         self._names[folder] = name
         flow = self._request.experiment.build(name.row, options, self._dataset(options).to("cpu"))
@@ -363,7 +363,7 @@ class Runner:
         draw = {"part": part, "draw": dataset.describe()["sha256"][part]}
         samples = None
         if name.phase == "final":
-            samples = draw_samples(name.row.reading, opened.flow, opened.shape)
+            samples = draw_samples(name.row.flow, opened.flow, opened.shape)
         return {"evaluation": draw | figures, "samples": samples}
 
     def _evaluation(self, name: RunName) -> Budget:

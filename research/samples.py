@@ -21,15 +21,15 @@ _COLUMNS, _GAP, _BETWEEN = 10, 2, 0.25
 
 
 def draw_samples(
-    reading: Literal["deterministic", "latent"], flow: LatentFlow | Mixture, shape: tuple[int, ...] | None
+    kind: Literal["deterministic", "latent"], flow: LatentFlow | Mixture, shape: tuple[int, ...] | None
 ) -> dict[str, Any]:
-    """Samples of one reading of a flow, eight pixels to a byte."""
-    model = flow.greedy() if reading == "deterministic" else flow
+    """Samples of a latent flow, or of the deterministic one with its weights, eight pixels to a byte."""
+    model = flow.greedy() if kind == "deterministic" else flow
     generator = torch.Generator(flow.device).manual_seed(0)
     x = model().sample((SAMPLES,), generator=generator).cpu().numpy().astype(np.uint8)
     size = list(shape or (flow.features,))
     return {
-        "reading": reading,
+        "flow": kind,
         "shape": [SAMPLES, *size],
         "bits": base64.b64encode(np.packbits(x).tobytes()).decode(),
     }

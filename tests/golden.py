@@ -52,16 +52,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "mixture": {"mixture": "2"},
     "mixture-transformer": {
         **{"mixture": "natural,columns", "conditioner": "transformer", "width": 16, "blocks": 1},
-        **{"heads": 2, "estimator": "marginal:split_batch=true"},
+        **{"heads": 2, "estimator": "maximum-likelihood:split_batch=true"},
     },
     # data
     "table": {"data": "people.csv"},
     "table-affine": {"data": "rows.npy", "transform": "affine"},
     "array": {"data": "rows.npy", "average": 0.9, "clip": 1.0},
     "label": {"data": "mnist", "label": True, "validation": 59_500, "epochs": 1},
-    "resume": DEEP | {"average": 0.9, "estimator": "marginal:samples=2"},
+    "resume": DEEP | {"average": 0.9, "estimator": "maximum-likelihood:samples=2"},
     # estimators
-    "marginal": DEEP | {"estimator": "marginal:samples=2"},
+    "maximum-likelihood": DEEP | {"estimator": "maximum-likelihood:samples=2"},
     "straight-through": DEEP | {"estimator": "straight-through"},
     "straight-through-entropy": DEEP | {"estimator": "straight-through:entropy=1"},
     "special-case": DEEP | {"estimator": "special-case:standardise=feature"},
@@ -71,7 +71,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "proposal-prefix": DEEP | {"estimator": "proposal-prefix"},
     "analytic": {"base": "fixed", "estimator": "analytic"},
     "leave-one-out": DEEP | {"estimator": "leave-one-out:samples=3"},
-    "multi-sample": DEEP | {"estimator": "multi-sample:samples=3"},
+    "vimco": DEEP | {"estimator": "vimco:samples=3"},
     "disarm": DEEP | {"estimator": "disarm"},
     "arms": DEEP | {"estimator": "arms:samples=3"},
     "rebar": DEEP | {"estimator": "rebar"},

@@ -21,7 +21,7 @@ from xorflow.training.metrics import read_metrics
 from xorflow.training.storage import load_tensors
 
 COLUMNS = ("colour", "size", "pet", "rooms")
-DEEP = {"layers": 2, "order": "alternating", "average": 0.9, "estimator": "marginal:samples=2"}
+DEEP = {"layers": 2, "order": "alternating", "average": 0.9, "estimator": "maximum-likelihood:samples=2"}
 """Noise in every step, an average of weights, and the state of Adam: all that a resumed run must find again."""
 
 

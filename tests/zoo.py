@@ -58,14 +58,14 @@ def coupling(features: int, mask: str = "halves", flip: bool = False, **options)
 
 def transformer(features: int, order: str | Sequence[int] = "natural", depth: int = 1, **options) -> Layer:
     sizes = {"width": 8, "heads": 2, "dropout": 0.0}
-    return Layer(_loud(CausalTransformer(features, order=order, depth=depth, **(sizes | options))))
+    return Layer(_active(CausalTransformer(features, order=order, depth=depth, **(sizes | options))))
 
 
 def recurrent(features: int, order: str | Sequence[int] = "natural", **options) -> Layer:
-    return Layer(_loud(Recurrent(features, order=order, width=8, **options)))
+    return Layer(_active(Recurrent(features, order=order, width=8, **options)))
 
 
-def _loud(net: Conditioner) -> Conditioner:
+def _active(net: Conditioner) -> Conditioner:
     """Weights of one size: those of a fresh network are small, and a narrow one would do almost nothing."""
     with torch.no_grad():
         for parameter in net.parameters():
@@ -177,10 +177,10 @@ MEMBERS: dict[str, Callable[[], LatentFlow]] = {
     "transformer D2, learned base": lambda: flow(transformer(2, "reversed"), learned=True),
     "transformer D4 image": lambda: flow(transformer(4, "random:1", 2, shape=(2, 2), reach=1)),
     "transformer K 2, 3, 2 context": lambda: flow(transformer(3, (1, 2, 0), categories=(2, 3, 2), context=2)),
-    "transformer D4 rotary, quiet": lambda: flow(
-        transformer(4, (2, 0, 3, 1), shape=(2, 2), reach=1, rotary=True, quiet=(0, 3))
+    "transformer D4 rotary, skipped": lambda: flow(
+        transformer(4, (2, 0, 3, 1), shape=(2, 2), reach=1, rotary=True, skipped=(0, 3))
     ),
-    "transformer K3 rotary, quiet": lambda: flow(transformer(3, categories=3, rotary=True, quiet=(1,))),
+    "transformer K3 rotary, skipped": lambda: flow(transformer(3, categories=3, rotary=True, skipped=(1,))),
     "transformer D2 depth 2": lambda: flow(transformer(2), transformer(2, "reversed")),
     "recurrent D3": lambda: flow(recurrent(3, "random:2", depth=2)),
     "recurrent D4 image": lambda: flow(recurrent(4, "columns", shape=(2, 2)), learned=True),

@@ -21,19 +21,19 @@ _WORST = 15.0
 
 
 def draw_depths(table: dict[str, Any], path: Path) -> None:
-    """Three panels: orderings beside the paper's curve; their latent readings alone; couplings. A line for each series of rows.
+    """Three panels: orderings beside the paper's curve; latent flows alone; couplings. A line for each series of rows.
 
-    Filled points are of the latent reading, hollow ones of the deterministic: greedy on the fixed base, refitted elsewhere.
+    Filled points are of the latent flow, hollow ones of the deterministic one: greedy on the fixed base, refitted elsewhere.
     """
     figure = Figure(figsize=(18, 7), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     fixed = [r for r in table["rows"] if (r["family"], r["base"]) == ("autoregressive", "fixed")]
     _draw_beside_the_paper(left, fixed, table["paper"])
-    _draw_latent(middle, [r for r in fixed if r["reading"] == "latent"])
+    _draw_latent(middle, [r for r in fixed if r["flow"] == "latent"])
     _draw_couplings(right, table)
     for axes, title, depths in (
         (left, "orderings on the fixed base, and the paper", _ORDERED),
-        (middle, "the same: latent readings", _ORDERED),
+        (middle, "the same: latent flows", _ORDERED),
         (right, "couplings on a learned base", _COUPLED),
     ):
         axes.set_title(title)
@@ -50,19 +50,19 @@ def draw_depths(table: dict[str, Any], path: Path) -> None:
 
 
 def _draw_beside_the_paper(axes: Axes, rows: Sequence[Row], paper: Sequence[Row]) -> None:
-    """The paper's curve, our bijections, and the best latent reading of each depth."""
+    """The paper's curve, our bijections, and the best latent flow of each depth."""
     depths = [row["depth"] for row in paper]
     axes.plot(
         depths, [row["nll"] for row in paper], "s--", color="black", label="the paper: straight-through"
     )
-    _draw_series(axes, [r for r in rows if r["reading"] == "deterministic"], "greedy")
+    _draw_series(axes, [r for r in rows if r["flow"] == "deterministic"], "greedy")
     best = {
         depth: min(own)
         for depth in _ORDERED
         if (own := [r["bound"] for r in rows if r["depth"] == depth])  # bounds of bijections, too
     }
     if best:
-        axes.plot(list(best), list(best.values()), "o-", color="black", label="the best latent reading")
+        axes.plot(list(best), list(best.values()), "o-", color="black", label="the best latent flow")
 
 
 def _draw_latent(axes: Axes, rows: Sequence[Row]) -> None:
@@ -87,10 +87,10 @@ def _draw_couplings(axes: Axes, table: dict[str, Any]) -> None:
 
 
 def _draw_series(axes: Axes, rows: Sequence[Row], deterministic: str) -> None:
-    """A line for each series: of the reading that it was trained for."""
+    """A line for each series: of the flow, latent or deterministic, that it was trained for."""
     for number, series in enumerate(dict.fromkeys(r["series"] for r in rows)):
         own = sorted((r for r in rows if r["series"] == series), key=lambda r: r["depth"])
-        latent = own[0]["reading"] == "latent"
+        latent = own[0]["flow"] == "latent"
         key = "bound" if latent else deterministic
         axes.plot(
             [r["depth"] for r in own],

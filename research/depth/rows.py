@@ -31,8 +31,8 @@ class DepthRow:
         training: the recipe.
         seeds: how many are trained, unless the command line says otherwise.
         samples: at most so many of the importance-sampled bound.
-        read: the base, `fixed`, on which a plain likelihood is read; None for the base that it was trained on.
-        start: the row whose run of the same seed it starts from.
+        rebased: the base, `fixed`, that the trained flow is put on; None for the base that it was trained on.
+        init: the row whose run of the same seed gives it its initial weights.
         code: what hand-made layers before the last write, GROUPSxFEATURES; see `codes`.
         milliseconds: about what a step takes on one H200, of all its seeds together, by which work is planned.
     """
@@ -44,8 +44,8 @@ class DepthRow:
     training: Recipe
     seeds: int = 1
     samples: int = 1000
-    read: Literal["fixed"] | None = None
-    start: str | None = None
+    rebased: Literal["fixed"] | None = None
+    init: str | None = None
     code: str | None = None
     milliseconds: float = 0.3
 
@@ -59,19 +59,17 @@ class DepthRow:
         return "greedy" if self.training.get("select") == "greedy" else "likelihood"
 
     @property
-    def reading(self) -> Literal["deterministic", "latent"]:
+    def flow(self) -> Literal["deterministic", "latent"]:
         return "deterministic" if self.metric == "greedy" else "latent"
 
     def recipe(self, variant: Variant) -> Recipe | None:
         return self.training if variant == "ours" else None
 
     def options(self, variant: Variant) -> Options:
-        """All options, before a budget or a phase changes any; a start is named by its row."""
+        """All options, before a budget or a phase changes any; initial weights are named by their row."""
         if variant != "ours":
             raise ConfigError(f"row {self.id} has no variant {variant!r}")
-        return Options().replace(
-            **self.training, start="biases" if self.start is None else f"rows/{self.start}"
-        )
+        return Options().replace(**self.training, init="biases" if self.init is None else f"rows/{self.init}")
 
     @property
     def seconds(self) -> float:
@@ -108,12 +106,12 @@ _GREEDY: Recipe = {
     "weight_decay": 0.0,
     "average": 0.0,
 }
-"""Of the rows that are trained for their deterministic reading."""
+"""Of the rows that are trained for their deterministic flow."""
 _FEWER_SAMPLES = 200
 """Of the bound of rows that decide nothing, or whose choices are certain but for the last layer's, which are summed out."""
 
 
-_BOUND = "multi-sample:samples=4,sum_last=true"
+_BOUND = "vimco:samples=4,sum_last=true"
 
 
 def _ordered(depth: int, **changes: Any) -> dict[str, Any]:
@@ -121,14 +119,16 @@ def _ordered(depth: int, **changes: Any) -> dict[str, Any]:
 
 
 def _one(name: str, title: str, **changes: Any) -> DepthRow:
-    of_row = {key: changes.pop(key) for key in ("seeds", "read", "milliseconds", "samples") if key in changes}
+    of_row = {
+        key: changes.pop(key) for key in ("seeds", "rebased", "milliseconds", "samples") if key in changes
+    }
     return DepthRow(f"ar-1-{name}", title, "autoregressive", name, _ordered(1, **changes), **of_row)
 
 
 def _inward(name: str, title: str, **changes: Any) -> DepthRow:
     """The rival of a code: one layer that goes through the image as the code's reader does, with direct connections as that."""
     given = {"order": "inward", "direct": True, "hidden": [_WIDTHS[1] - _DIRECT], **_PLAIN}
-    return _one(name, title, seeds=3, read="fixed", milliseconds=0.8, **given, **changes)
+    return _one(name, title, seeds=3, rebased="fixed", milliseconds=0.8, **given, **changes)
 
 
 def _code(depth: int, code: str, **of_row: Any) -> DepthRow:
@@ -138,7 +138,7 @@ def _code(depth: int, code: str, **of_row: Any) -> DepthRow:
         order="inward",
         direct=True,
         hidden=[_WIDTHS[1] - depth * _DIRECT],
-        estimator="marginal:samples=1",
+        estimator="maximum-likelihood:samples=1",
         **_PLAIN,
     )
     return DepthRow(
@@ -147,7 +147,7 @@ def _code(depth: int, code: str, **of_row: Any) -> DepthRow:
         "autoregressive",
         "code",
         training,
-        read="fixed",
+        rebased="fixed",
         samples=_FEWER_SAMPLES,
         code=code,
         **of_row,
@@ -160,7 +160,7 @@ def _from_identity(depth: int, milliseconds: float, order: str) -> DepthRow:
     orderings = "one shared ordering" if shared else "alternating orderings"
     return DepthRow(
         f"ar-{depth}-{order}",
-        f"depth {depth}: {orderings}, multi-sample bound, from near the identity",
+        f"depth {depth}: {orderings}, IWAE bound, from near the identity",
         "autoregressive",
         "shared" if shared else "alternating",
         training,
@@ -193,26 +193,26 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
     _one("marginal", "depth 1: exact marginal likelihood", seeds=3, milliseconds=0.75),
     _one(
         "plain",
-        "depth 1: plain likelihood, read on the fixed base",
+        "depth 1: plain likelihood, rebased to the fixed base",
         seeds=3,
-        read="fixed",
+        rebased="fixed",
         milliseconds=0.75,
         **_PLAIN,
     ),
     _one(
         "plain-two",
-        "depth 1: plain likelihood, two hidden layers, read on the fixed base",
+        "depth 1: plain likelihood, two hidden layers, rebased to the fixed base",
         seeds=3,
-        read="fixed",
+        rebased="fixed",
         milliseconds=1.0,
         hidden=[2880, 2880],
         **_PLAIN,
     ),
     _one(
         "plain-long",
-        "depth 1: plain likelihood, six times as long, read on the fixed base",
+        "depth 1: plain likelihood, six times as long, rebased to the fixed base",
         seeds=3,
-        read="fixed",
+        rebased="fixed",
         epochs=360,
         milliseconds=0.75,
         **_PLAIN,
@@ -224,7 +224,7 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
         epochs=180,
         milliseconds=0.75,
     ),
-    _inward("plain-inward", "depth 1: plain likelihood, from the border inward, read on the fixed base"),
+    _inward("plain-inward", "depth 1: plain likelihood, from the border inward, rebased to the fixed base"),
     _inward("plain-inward-long", "depth 1: the same, three times as long", epochs=180),
     _one(
         "inward",
@@ -242,11 +242,11 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
     _from_identity(8, 1.1, "natural"),
     DepthRow(
         "ar-2-onto",
-        "depth 2: a layer near the identity put before a trained model, multi-sample bound",
+        "depth 2: a layer near the identity put before a trained model, IWAE bound",
         "autoregressive",
         "onto",
         _ordered(2, order="reversed,natural", estimator=_BOUND, epochs=20, lr=5e-4),
-        start="ar-1-half",
+        init="ar-1-half",
         samples=_FEWER_SAMPLES,
         milliseconds=0.7,
     ),
@@ -293,7 +293,7 @@ _LEARNED: tuple[DepthRow, ...] = (
     ),
     DepthRow(
         "made-2",
-        "learned base, depth 2: alternating orderings, multi-sample bound",
+        "learned base, depth 2: alternating orderings, IWAE bound",
         "autoregressive",
         "learned",
         _ordered(2, order="alternating", estimator=_BOUND, epochs=30, base="learned"),
@@ -387,10 +387,7 @@ _COUPLING: tuple[DepthRow, ...] = (
     *(_posterior(mask, depth) for mask in _MASKS for depth in _DEPTHS),
     *(_straight_through(mask, depth) for mask in _MASKS for depth in _DEPTHS),
     *(_with_entropy("nested", depth) for depth in _DEPTHS),
-    *(
-        _sampled(depth, "multi-sample", "multi-sample bound, last layer summed out", _BOUND, 0.12)
-        for depth in _DEPTHS
-    ),
+    *(_sampled(depth, "vimco", "VIMCO, last layer summed out", _BOUND, 0.12) for depth in _DEPTHS),
     _sampled(4, "special", "special case, last layer summed out", "special-case:sum_last=true", 0.1),
     _sampled(4, "leave-one-out", "leave-one-out, last layer summed out", "leave-one-out:sum_last=true", 0.12),
     _sampled(4, "disarm", "DisARM, last layer summed out", "disarm:sum_last=true", 0.15),
@@ -400,7 +397,7 @@ DEPTH_ROWS: tuple[DepthRow, ...] = (*_AUTOREGRESSIVE, *_LEARNED, *_COUPLING)
 
 BY_ID: Mapping[str, DepthRow] = {row.id: row for row in DEPTH_ROWS}
 
-STARTS: Mapping[str, DepthRow] = {row.id: BY_ID[row.start] for row in DEPTH_ROWS if row.start is not None}
+STARTS: Mapping[str, DepthRow] = {row.id: BY_ID[row.init] for row in DEPTH_ROWS if row.init is not None}
 """By row, the row that it starts from."""
 
 

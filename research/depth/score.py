@@ -28,7 +28,7 @@ DEPTH_COUNTS = 0.001
 
 _TIMED_SAMPLES = 64
 _OWN_SAMPLES = 100
-"""Of the bound on the base that a flow was trained on, if it is read on another."""
+"""Of the bound on the base that a flow was trained on, if it is rebased."""
 
 
 def depth_score(
@@ -51,23 +51,23 @@ def depth_score(
         known: what the run itself found on these data, as `result.json` has it.
         budget: how many samples, of how many rows.
         phase: that of the run; a final one keeps the likelihood of every image.
-        train: the training data, to which the base of the deterministic reading is refitted.
+        train: the training data, to which the base of the deterministic flow is refitted.
         pause: is called between steps, and may raise.
 
     Returns:
-        `nll`, `kind` and `stderr` of the latent reading, exact or a bound with the last layer summed out; the exact likelihoods
+        `nll`, `kind` and `stderr` of the latent flow, exact or a bound with the last layer summed out; the exact likelihoods
         of the deterministic one; what each layer does; how many weights there are, and what sampling takes. Of a row that is
-        read on another base, `own` has the likelihood on its own.
+        rebased, `own` has the likelihood on its own.
     """
     keep = phase == "final"  # only then are models compared image by image
-    if row.read == "fixed" and isinstance(flow, LatentFlow):
-        read = with_base(flow, FactorisedBase(flow.features).to(flow.device, flow.dtype)).eval()
+    if row.rebased == "fixed" and isinstance(flow, LatentFlow):
+        rebased = with_base(flow, FactorisedBase(flow.features).to(flow.device, flow.dtype)).eval()
         own = _likelihood(row, flow, split, _roughly(budget), keep=False)
-        figures = _read_elsewhere(read, split, train) | {"own": own | _deterministic(known)}
+        figures = _rebased_figures(rebased, split, train) | {"own": own | _deterministic(known)}
     else:
-        read, figures = flow, _deterministic(known)
+        rebased, figures = flow, _deterministic(known)
     pause()
-    figures |= _likelihood(row, read, split, budget, keep)
+    figures |= _likelihood(row, rebased, split, budget, keep)
     pause()
     layers: Any = figures["layers"]
     return figures | {
@@ -117,15 +117,15 @@ def _deterministic(known: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_elsewhere(read: LatentFlow, split: Split, train: Split) -> dict[str, Any]:
-    """The deterministic figures of a flow that is read on another base than its run's."""
-    greedy, refit = evaluate.greedy(read, split), evaluate.exact(refitted(read, train), split)
+def _rebased_figures(flow: LatentFlow, split: Split, train: Split) -> dict[str, Any]:
+    """The deterministic figures of a flow that is put on another base than its run's."""
+    greedy, refit = evaluate.greedy(flow, split), evaluate.exact(refitted(flow, train), split)
     return {
         "greedy": greedy.nll,
         "greedy_stderr": greedy.stderr,
         "refit": refit.nll,
         "refit_stderr": refit.stderr,
-        "layers": [asdict(use) for use in evaluate.layer_use(read, split)],
+        "layers": [asdict(use) for use in evaluate.layer_use(flow, split)],
     }
 
 
@@ -179,13 +179,13 @@ def _planned(row: DepthRow) -> dict[str, Any]:
         "title": row.title,
         "family": row.family,
         "series": row.series,
-        "base": "fixed" if row.read else options.base,
+        "base": "fixed" if row.rebased else options.base,
         "depth": row.depth,
         "estimator": options.estimator,
         "ordering": options.mask if coupled else options.order,
-        "reading": row.reading,
-        "read": row.read,
-        "start": row.start,
+        "flow": row.flow,
+        "rebased": row.rebased,
+        "init": row.init,
         "metric": row.metric,
     }
 

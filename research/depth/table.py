@@ -34,14 +34,14 @@ def make_depth_table(results: Results) -> dict[str, Any]:
 
 
 _FLOAT32_ERROR = 0.016
-"""By how many nats the NLL of the rows that are read on the fixed base is too high at most.
+"""By how many nats the NLL of the rows that are rebased to the fixed base is too high at most.
 
 They were evaluated in float32 when a log-odds of +1e4, which stands for a certain flip, cost 1.1e-4 (x = 1) or 1.5e-4 (x = 0)
 nats, and at most 13.4 % of 784 pixels are flipped. Their weights are not kept; rows that are trained anew lack the error."""
 
 
 def _rows(results: Results, planned: dict[str, Any]) -> list[dict[str, Any]]:
-    """The row of a plan: none if it is not finished, two if it is read on two bases."""
+    """The row of a plan: none if it is not finished, two if it is rebased."""
     finals, selected = (
         results.of(planned["id"], _VARIANT, "final"),
         results.selected(planned["id"], _VARIANT),
@@ -54,7 +54,7 @@ def _rows(results: Results, planned: dict[str, Any]) -> list[dict[str, Any]]:
         chosen = next(run for run in own if run["seed"] == selected["seed"])
         learned = planned | {
             "id": f"{planned['id']}-own",
-            "title": planned["title"].replace("read on the fixed base", "on its own base"),
+            "title": planned["title"].replace("rebased to the fixed base", "on its own base"),
             "base": "learned",
         }
         rows.append(_row(results, learned, own, chosen, of=planned["id"]))
@@ -76,7 +76,7 @@ def _row(
         "greedy": _mean(figures["greedy"]),
         "bound": _mean(figures["nll"]),
         **{key: evaluation[key] for key in ("kind", "stderr", "samples")},
-        **({"float32_error": _FLOAT32_ERROR} if planned["read"] == "fixed" and of is None else {}),
+        **({"float32_error": _FLOAT32_ERROR} if planned["rebased"] == "fixed" and of is None else {}),
         "refit": _mean(figures["refit"]),
         "flip_rates": [layer["flip_rate"] for layer in evaluation["layers"]],
         "greedy_flip_rates": [layer["greedy_flip_rate"] for layer in evaluation["layers"]],
@@ -87,9 +87,9 @@ def _row(
         "seconds_in_all": round(sum(share_of_seconds(run) for run in results.runs if run["row"] == name), 3),
         "seeds": [run["seed"] for run in finals],
         "spread": {key: spread(values) for key, values in figures.items()},
-        "reading": planned["reading"],
+        "flow": planned["flow"],
         "ordering": planned["ordering"],
-        "start": planned["start"],
+        "init": planned["init"],
         "sampling_passes": evaluation["sampling_passes"],
         "sampling_seconds": evaluation["sampling_seconds"],
         "epochs": selected["epochs"],
@@ -155,7 +155,7 @@ def _mean(values: Sequence[float]) -> float:
 def _seconds(results: Results, planned: dict[str, Any], finals: Sequence[dict[str, Any]]) -> float:
     """Of one final run, with that of the run that it started from."""
     own = _mean([share_of_seconds(run) for run in finals])
-    before = next((row for row in results.plan["rows"] if row["id"] == planned["start"]), None)
+    before = next((row for row in results.plan["rows"] if row["id"] == planned["init"]), None)
     earlier = [] if before is None else results.of(before["id"], _VARIANT, "final")
     return own + (_seconds(results, before, earlier) if before is not None and earlier else 0.0)
 

@@ -27,7 +27,7 @@ EXAMPLES = """
 
 python -m research estimators --budget smoke --out runs/estimators
 
-python -m research estimators runs/demo --estimators 'marginal analytic special-case:baseline=greedy disarm'
+python -m research estimators runs/demo --estimators 'maximum-likelihood analytic special-case:baseline=greedy disarm'
 
 python -m research estimators --training --device cuda --jobs 6
 

@@ -12,7 +12,7 @@ Row = dict[str, Any]
 _UNSTEADY = 0.3
 """A standard error beyond this part of the variance: a few draws carry most of it, and no winner is named."""
 _MARK = " †"
-_SEVERAL = ("leave-one-out", "multi-sample", "disarm", "arms", "double-cv")
+_SEVERAL = ("leave-one-out", "vimco", "disarm", "arms", "double-cv")
 """Estimators of several samples or arms."""
 _KINDS = {"generator": "special-case bound", "posterior": "evidence lower bound"}
 """Whose gradients are compared, and under which objective: that of the paper's control variates for it."""

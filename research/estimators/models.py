@@ -135,7 +135,7 @@ def own_models(budget: StudyBudget, work: Path, device: str) -> tuple[Subject, .
     small = {
         depth: Options(
             data=str(work.absolute() / f"pixels{features}.npy"), layers=depth, order="alternating",
-            hidden=(16,), posterior="mlp", base="fixed", start="biases", estimator="full-posterior:kl=suffix", epochs=8,
+            hidden=(16,), posterior="mlp", base="fixed", init="biases", estimator="full-posterior:kl=suffix", epochs=8,
             batch_size=50, evaluation_samples=8,
         )
         for depth, features in ((2, 4), (3, 3))
@@ -143,7 +143,10 @@ def own_models(budget: StudyBudget, work: Path, device: str) -> tuple[Subject, .
     side = "8 x 8" if budget.digits else "28 x 28"
     models = {
         "depth-1": (images, f"depth 1, {side} pixels"),
-        "depth-2": (images.replace(**deep, estimator="marginal:samples=4"), f"depth 2, {side} pixels"),
+        "depth-2": (
+            images.replace(**deep, estimator="maximum-likelihood:samples=4"),
+            f"depth 2, {side} pixels",
+        ),
         "posterior-1": (posterior, f"depth 1 with a posterior, {side} pixels"),
         "posterior-2": (posterior.replace(**deep), f"depth 2 with posteriors, {side} pixels"),
         "small-2": (small[2], "depth 2 with posteriors, 4 pixels"),
@@ -162,11 +165,11 @@ def image_options(budget: StudyBudget, work: Path) -> Options:
         **own,
         hidden=[budget.hidden],
         base="fixed",
-        start="biases",
+        init="biases",
         epochs=budget.epochs,
         batch_size=50 if budget.digits else 128,
         evaluation_samples=min(budget.samples, 64),
-        estimator="marginal",
+        estimator="maximum-likelihood",
     )
 
 

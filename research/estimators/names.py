@@ -22,7 +22,7 @@ REFERENCES: dict[str, tuple[str, ...]] = {
 """By what draws the choices: the paper's control variates, the best of which others are measured by."""
 
 _ANY_DEPTH: tuple[str, ...] = (
-    "marginal",
+    "maximum-likelihood",
     "straight-through",
     "special-case:baseline=none",
     "special-case:rewards=all,baseline=none",
@@ -32,9 +32,9 @@ _ANY_DEPTH: tuple[str, ...] = (
     "special-case:rewards=impatient,baseline=none,standardise=feature",
     "leave-one-out:samples=2",
     "leave-one-out:samples=4",
-    "multi-sample:samples=2",
-    "multi-sample:samples=4",
-    "multi-sample:samples=4,sum_last=true",
+    "vimco:samples=2",
+    "vimco:samples=4",
+    "vimco:samples=4,sum_last=true",
     "disarm",
     "arms:samples=4",
     "double-cv:samples=2",
@@ -67,12 +67,12 @@ _POSTERIOR: tuple[str, ...] = (
     "full-posterior:kl=printed",
     "full-posterior:sum_last=true",
     "leave-one-out:samples=4,proposal=q",
-    "multi-sample:samples=2,proposal=q",
-    "multi-sample:samples=4,proposal=q",
+    "vimco:samples=2,proposal=q",
+    "vimco:samples=4,proposal=q",
 )
 _POSTERIOR_OF_SEVERAL: tuple[str, ...] = (
     "full-posterior:rewards=impatient",
-    "multi-sample:samples=4,proposal=q,sum_last=true",
+    "vimco:samples=4,proposal=q,sum_last=true",
 )
 _THREE_LAYERS: tuple[str, ...] = ("disarm:sum_last=true,common=true",)
 _POSTERIOR_OF_THREE: tuple[str, ...] = ("full-posterior:local=true",)
@@ -99,8 +99,8 @@ def parse_estimators(given: Sequence[str] | None) -> tuple[str, ...] | None:
 
     Names may be separated by spaces, semicolons or commas: a comma followed by KEY=VALUE belongs to the estimator before it.
 
-    >>> parse_estimators(["disarm, special-case:baseline=greedy,sum_last=true marginal"])
-    ('disarm', 'special-case:baseline=greedy,sum_last=true', 'marginal')
+    >>> parse_estimators(["disarm, special-case:baseline=greedy,sum_last=true maximum-likelihood"])
+    ('disarm', 'special-case:baseline=greedy,sum_last=true', 'maximum-likelihood')
     """
     if not given:
         return None

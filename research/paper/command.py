@@ -48,13 +48,13 @@ def paper(
 
 
 def show_table(table: dict[str, Any], console: Console | None = None) -> None:
-    """For each row the paper's figures, ours and cured."""
+    """For each row the paper's figures, ours and improved."""
     lines = []
     for row in table["rows"]:
         cells = [command.one(row["paper"]["nll"]), command.one(row["paper"]["greedy"])]
-        for found in (row["ours"], row["cured"]):
+        for found in (row["ours"], row["improved"]):
             nll = "-" if found is None else command.marked(found["nll"], found["kind"])
             cells += [nll, command.one((found or {}).get("greedy"))]
         lines.append([row["id"], *cells])
-    names = ("paper", "greedy", "ours", "greedy", "cured", "greedy")
+    names = ("paper", "greedy", "ours", "greedy", "improved", "greedy")
     command.show(table["words"], command.BOUNDS, names, lines, console)

@@ -1,4 +1,4 @@
-"""The rows of the reproduction, as data: what the paper reports, how we train it, and how it is cured.
+"""The rows of the reproduction, as data: what the paper reports, how we train it, and how to do better.
 
 The paper fixes a MADE in every layer, Adam with learning rate 1e-3, the base at 0.9 / 0.1, evaluation by 1,000 samples and the
 best of three runs. Everything else in a recipe is our choice, made on validation data; `choices` puts it into words.
@@ -14,7 +14,7 @@ from research.paper.published import PAPER_TABLE
 from xorflow import ConfigError
 from xorflow.training import Options
 
-Family = Literal["straight-through", "full posterior", "special case", "marginal"]
+Family = Literal["straight-through", "full posterior", "special case", "maximum likelihood"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Row:
         family: how it is trained, which decides what its likelihood is.
         depth: the number of layers.
         ours: the recipe as the paper describes the row.
-        cured: the recipe of the same row with our remedy; None where there is nothing to cure.
-        cure: the remedy, in words.
+        improved: the recipe of the same row with a changed objective; None where there is nothing to change.
+        improvement: what is changed, as tables name it.
         attempts: what else was tried, if the row falls short of the paper.
     """
 
@@ -37,8 +37,8 @@ class Row:
     family: Family
     depth: int
     ours: Recipe
-    cured: Recipe | None = None
-    cure: str = ""
+    improved: Recipe | None = None
+    improvement: str = ""
     attempts: tuple[str, ...] = field(default=())
 
     @property
@@ -53,12 +53,12 @@ class Row:
         return "greedy" if self.family in ("straight-through", "special case") else "likelihood"
 
     @property
-    def reading(self) -> Literal["deterministic", "latent"]:
+    def flow(self) -> Literal["deterministic", "latent"]:
         """Which model the row is about: the one bijection, or the distribution over bijections."""
         return "deterministic" if self.family == "straight-through" else "latent"
 
     def recipe(self, variant: Variant) -> Recipe | None:
-        return self.ours if variant == "ours" else self.cured
+        return self.ours if variant == "ours" else self.improved
 
     def options(self, variant: Variant) -> Options:
         """All options of a variant, before a budget or a phase changes any."""
@@ -77,14 +77,11 @@ class Reference:
     words: str
 
 
-_MAXIMUM_ENTROPY = "the entropy of the choices is added to the objective"
-_CLOSED_FORM = (
-    "the evidence bound's gradient with the last layer's choices summed out instead of drawn, and a posterior that corrects "
-    "the generator's logits by a linear map of the pixels, which begins at Bayes' rule"
-)
+_ENTROPY_BONUS = "with entropy bonus"
+_SUMMED_OUT = "last layer summed out"
 _SHARED: Recipe = {
     "base": "fixed",
-    "start": "biases",
+    "init": "biases",
     "hidden": [1024],
     "batch_size": 128,
     "epochs": 100,
@@ -101,7 +98,7 @@ _STRAIGHT_THROUGH_EPOCHS = {1: 60, 2: 40, 4: 40, 8: 35}
 _SPECIAL_CASE_EPOCHS = {1: 60, 2: 60, 4: 70}
 """Of small batches, by depth: until validation data gains less than half a nat in five epochs."""
 _WIDE: Recipe = {"hidden": [2048]}
-_CURED_EPOCHS = {1: 100, 2: 100, 4: 60, 8: 60}
+_IMPROVED_EPOCHS = {1: 100, 2: 100, 4: 60, 8: 60}
 
 
 def _bonus(depth: int, **more: float) -> str:
@@ -127,13 +124,13 @@ def _straight_through(depth: int, **changes: Any) -> Row:
             "epochs": _STRAIGHT_THROUGH_EPOCHS[depth],
             "estimator": "straight-through",
         },
-        cured={
+        improved={
             **shared,
             **_WIDE,
-            "epochs": _CURED_EPOCHS[depth],
+            "epochs": _IMPROVED_EPOCHS[depth],
             "estimator": f"straight-through:{_bonus(depth)}",
         },
-        cure=_MAXIMUM_ENTROPY,
+        improvement=_ENTROPY_BONUS,
         **changes,
     )
 
@@ -146,14 +143,15 @@ def _full_posterior(critic: str, baseline: str, title: str, **changes: Any) -> R
         family="full posterior",
         depth=1,
         ours={**shared, **_DECAY, "estimator": f"full-posterior:baseline={baseline}"},
-        cured={**shared, **_WIDE, "posterior": "linear", "estimator": "full-posterior:sum_last=true"},
-        cure=_CLOSED_FORM,
+        # the exact gradient of the ELBO; the posterior begins at Bayes' rule
+        improved={**shared, **_WIDE, "posterior": "linear", "estimator": "full-posterior:sum_last=true"},
+        improvement=_SUMMED_OUT,
         **changes,
     )
 
 
 def _special_case(
-    critic: str, depth: int, title: str, ours: str, cured: str, epochs: int | None = None, **changes: Any
+    critic: str, depth: int, title: str, ours: str, improved: str, epochs: int | None = None, **changes: Any
 ) -> Row:
     shared = {**_SHARED, **_layers(depth), "select": "greedy"}
     return Row(
@@ -167,22 +165,22 @@ def _special_case(
             "epochs": epochs or _SPECIAL_CASE_EPOCHS[depth],
             "estimator": f"special-case:{ours}",
         },
-        # the bonus falls to zero, which makes the sampled bound of the latent reading tight
-        cured={
+        # the bonus falls to zero, which makes the sampled bound of the latent flow tight
+        improved={
             **shared,
             **_WIDE,
-            "epochs": _CURED_EPOCHS[depth],
-            "estimator": f"special-case:{cured}",
+            "epochs": _IMPROVED_EPOCHS[depth],
+            "estimator": f"special-case:{improved}",
         },
-        cure=_MAXIMUM_ENTROPY,
+        improvement=_ENTROPY_BONUS,
         **changes,
     )
 
 
 def _running(depth: int, **changes: Any) -> Row:
     ours = "rewards=impatient,baseline=none,standardise=feature"
-    cured = f"baseline=running-mean,{_bonus(depth, anneal=0.5)}"
-    return _special_case("running", depth, "running average", ours, cured, **changes)
+    improved = f"baseline=running-mean,{_bonus(depth, anneal=0.5)}"
+    return _special_case("running", depth, "running average", ours, improved, **changes)
 
 
 ROWS: tuple[Row, ...] = (
@@ -215,9 +213,9 @@ ROWS: tuple[Row, ...] = (
     Row(
         id="marginal",
         title="exact marginal likelihood",
-        family="marginal",
+        family="maximum likelihood",
         depth=1,
-        ours={**_SHARED, **_layers(1), **_WIDE, "estimator": "marginal", "select": "likelihood"},
+        ours={**_SHARED, **_layers(1), **_WIDE, "estimator": "maximum-likelihood", "select": "likelihood"},
     ),
 )
 """The paper's table, the depths that its text speaks of, and the exact objective that it takes for intractable."""
@@ -272,8 +270,8 @@ def choices(options: Options) -> str:
         "learning rate falling to 0 along a cosine"
         if options.schedule == "cosine"
         else "constant learning rate",
-        "output biases started at the pixels' frequencies"
-        if options.start != "random"
+        "output biases initialised at the pixels' frequencies"
+        if options.init != "random"
         else "random initialisation",
     ]
     if options.layers is not None and options.layers > 1:

@@ -45,8 +45,8 @@ def score(
         pause: is called between steps, and may raise.
 
     Returns:
-        `nll`, `kind` and `stderr`, which are the row's headline, and what else is known: for a deterministic row the latent
-        reading's figures lie in `latent`.
+        `nll`, `kind` and `stderr`, which are the row's headline, and what else is known: for a deterministic row the figures of
+        the latent flow lie in `latent`.
     """
     del phase, train
     part = limited(split, budget)
@@ -92,7 +92,7 @@ def _headline(row: Row, latent: dict[str, Any], shared: dict[str, Any]) -> dict[
             "elbo": None,
             "latent": latent,
         }
-    if row.family == "marginal":
+    if row.family == "maximum likelihood":
         own = {"nll": latent["exact"], "kind": "exact", "stderr": latent["exact_stderr"], "samples": None}
     else:
         own = {key: latent["bound"][key] for key in ("nll", "kind", "stderr", "samples")}
@@ -163,11 +163,11 @@ def _planned(row: Row) -> dict[str, Any]:
         "title": row.title,
         "family": row.family,
         "depth": row.depth,
-        "reading": row.reading,
+        "flow": row.flow,
         "metric": row.metric,
         "paper": row.paper,
         "choices": {variant: choices(options) for variant, options in recipes.items()},
-        "cure": row.cure or None,
+        "improvement": row.improvement or None,
         "attempts": list(row.attempts),
     }
 

@@ -36,7 +36,7 @@ class StrongRow:
         return "likelihood"
 
     @property
-    def reading(self) -> Literal["deterministic", "latent"]:
+    def flow(self) -> Literal["deterministic", "latent"]:
         return "latent"
 
     def recipe(self, variant: Variant) -> Mapping[str, Any] | None:
@@ -139,7 +139,7 @@ def _tiny(options: Options, epochs: int) -> dict[str, Any]:
         "width": None if options.width is None else 16,
         "blocks": None if options.blocks is None else 1,
         "heads": 2,
-        "quiet": 0.05 if options.quiet else 0.0,  # of few images
+        "skip": 0.05 if options.skip else 0.0,  # of few images
         "warmup": 1,
         "epochs": epochs,
         "validate_every": 1,

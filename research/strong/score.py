@@ -111,7 +111,7 @@ def _other_draws(split: Split, budget: Budget) -> list[Split]:
 
 
 def greedy_on_fixed_base(flow: LatentFlow | Mixture) -> Flow | Mixture:
-    """The deterministic reading on the paper's base instead of the one that was learned."""
+    """The deterministic flow on the paper's base instead of the one that was learned."""
     if isinstance(flow, Mixture):
         return flow.of([_on_fixed_base(part) for part in components_of(flow)])
     return _on_fixed_base(flow)

@@ -70,9 +70,9 @@ def _finals(results: Results, planned: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def strong_markdown(table: dict[str, Any]) -> str:
-    """The likelihoods, then both readings, then what they cost."""
+    """The likelihoods, latent and deterministic, then what they cost."""
     rows = table["rows"]
-    return "\n\n".join((_likelihoods(rows), _readings(rows), _costs(rows)))
+    return "\n\n".join((_likelihoods(rows), _deterministic(rows), _costs(rows)))
 
 
 def _likelihoods(rows: Sequence[dict[str, Any]]) -> str:
@@ -107,7 +107,7 @@ def _alone(row: dict[str, Any]) -> str:
     return ", ".join(f"{nll:.2f}" for nll in found) if len(found) > 1 else "–"
 
 
-def _readings(rows: Sequence[dict[str, Any]]) -> str:
+def _deterministic(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
         "| conditioner | latent | greedy, base refitted | greedy, fixed base | latent to refitted |",
         "|---|---:|---:|---:|---:|",

@@ -118,7 +118,7 @@ def exact_each(
 ) -> list[LogLikelihood]:
     """`exact` of several models on the same data; a first layer that several of them share is evaluated once.
 
-    So it is in a flow and its deterministic reading, on its own base or on another, and in a mixture and its components.
+    So it is in a flow and its deterministic flow, on its own base or on another, and in a mixture and its components.
 
     Args:
         flows: models over the same space, on one device and of one type.
@@ -162,7 +162,7 @@ def greedy(
     batch_size: int | None = None,
     memory: int | None = None,
 ) -> LogLikelihood:
-    """Exact log p(x) under the deterministic reading: the generator's own most probable u, layer by layer.
+    """Exact log p(x) under the deterministic flow: the generator's own most probable u, layer by layer.
 
     The likelihood of another model than the latent flow's. The most probable value of a posterior is never used: it may see all
     of x, and then gives no distribution.
@@ -244,7 +244,7 @@ class LayerUse:
 
     Attributes:
         flip_rate: how often a choice drawn from the generator is not the identity.
-        greedy_flip_rate: how often the most probable choice is not, along the deterministic reading.
+        greedy_flip_rate: how often the most probable choice is not, along the deterministic flow.
         entropy: of the choices of one row, in nats, along a drawn pass.
     """
 

@@ -42,10 +42,14 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "foreign": (lambda run: (run / "config.json").unlink(), "the run's configuration is missing"),
     "not JSON": (lambda run: truncate(run / "config.json"), "the run's configuration is damaged"),
     "newer": (
-        lambda run: edit(run, version=3, model=None),
-        "has version 3, this xorflow reads version 2; a newer",
+        lambda run: edit(run, version=4, model=None),
+        "has version 4, this xorflow reads version 3; a newer",
     ),
     "older": (
+        lambda run: edit(run, version=2, start="data", init=None),
+        "an earlier xorflow wrote it, whose options had other names",
+    ),
+    "oldest": (
         lambda run: edit(run, version=1, model=None),
         "an earlier xorflow wrote it, whose options had other names",
     ),

@@ -18,9 +18,9 @@ def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--estimator reinforce", "estimator is one of marginal, straight-through, special-case"),
-        ("--estimator marginal:draws=4", "estimator 'marginal' takes samples"),
-        ("--estimator marginal:samples=x", "whole number; got 'x'"),
+        ("--estimator reinforce", "estimator is one of maximum-likelihood, straight-through, special-case"),
+        ("--estimator maximum-likelihood:draws=4", "estimator 'maximum-likelihood' takes samples"),
+        ("--estimator maximum-likelihood:samples=x", "whole number; got 'x'"),
         ("--bogus 3", "No such option: --bogus"),
         ("--epochs many", "Invalid value for '--epochs'"),
         ("--epochs", "Option '--epochs' requires an argument"),
@@ -80,8 +80,8 @@ def test_resume_needs_a_folder(xorflow: Command) -> None:
         ("a.toml", "epoch = 3", "there is no option 'epoch'"),
         ("b.toml", 'epochs = "3"', "epochs is a whole number; got '3'"),
         ("c.toml", "epochs = = 3", "no readable TOML"),
-        ("d.json", '{"version": 3}', "a newer xorflow wrote it"),
-        ("e.json", '{"version": 2, "epochs": []}', "epochs is a whole number; got []"),
+        ("d.json", '{"version": 4}', "a newer xorflow wrote it"),
+        ("e.json", '{"version": 3, "epochs": []}', "epochs is a whole number; got []"),
         ("f.json", "nothing", "no readable JSON"),
     ],
 )
@@ -102,8 +102,8 @@ def test_labels_are_of_mnist_only(xorflow: Command, tmp_path: Path) -> None:
         ("sample RUN --count 0", "--count is at least 1; got 0"),
         ("sample RUN --seed -1", "--seed is at least 0"),
         (
-            "sample RUN --reading backwards",
-            "--reading is one of latent, deterministic, refitted; got 'backwards'",
+            "sample RUN --flow backwards",
+            "--flow is one of latent, deterministic, refitted; got 'backwards'",
         ),
         ("sample RUN --out x.txt", "--out is a .npy or .csv file for this run; got 'x.txt'"),
         ("sample RUN --out x.png", "got 'x.png'"),
@@ -120,7 +120,7 @@ def test_labels_are_of_mnist_only(xorflow: Command, tmp_path: Path) -> None:
         ("score RUN", "Missing option '--data'"),
         ("score RUN --data DATA --samples 0", "--samples is at least 1; got 0"),
         ("score RUN --data DATA --out x.txt", "--out is a .csv or .npy file for this run; got 'x.txt'"),
-        ("score RUN --data DATA --reading up", "--reading is one of latent, deterministic"),
+        ("score RUN --data DATA --flow up", "--flow is one of latent, deterministic"),
         ("score RUN --data none.csv", "none.csv"),
         ("dance", "No such command 'dance'"),
     ],

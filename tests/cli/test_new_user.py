@@ -71,7 +71,7 @@ def test_score_is_the_log_likelihood_of_the_flow(people: Path, xorflow: Command)
 
 def test_the_deterministic_reading_scores_with_the_greedy_flow(people: Path, xorflow: Command) -> None:
     run, data = people / "run", people / "people.csv"
-    found = json.loads(xorflow("score", run, "--data", data, "--json", "--reading", "deterministic").out)
+    found = json.loads(xorflow("score", run, "--data", data, "--json", "--flow", "deterministic").out)
     opened = open_run(run)
     x = load_rows(data, categories=opened.flow.states.sizes, codec=opened.codec)
     assert found["log_prob"] == pytest.approx(xf.evaluate.greedy(opened.flow, x).values.tolist(), abs=1e-9)
@@ -94,7 +94,7 @@ def test_two_layers_have_a_bound_and_say_so(deep: Path, xorflow: Command) -> Non
     assert found["test"]["samples"] == 4
     assert 1 <= found["test"]["ess"] <= 4
     assert "bound, 4 samples" in xorflow("evaluate", deep / "run", "--samples", 4).out
-    exact = json.loads(xorflow("score", deep / "run", "--data", deep / "rows.npy", "--json", "--reading",
+    exact = json.loads(xorflow("score", deep / "run", "--data", deep / "rows.npy", "--json", "--flow",
                                "deterministic").out)  # fmt: skip
     assert exact["kind"] == "exact"
 
@@ -106,7 +106,7 @@ def test_the_refitted_reading_scores_as_reports_say(people: Path, xorflow: Comma
     assert dataset.test is not None
     write_rows(held_out, dataset.test.values, run.codec)
     found = json.loads(
-        xorflow("score", people / "run", "--data", held_out, "--json", "--reading", "refitted").out
+        xorflow("score", people / "run", "--data", held_out, "--json", "--flow", "refitted").out
     )
     assert found["kind"] == "exact"
     assert found["nll"] == pytest.approx(read(people / "run/result.json")["test"]["refit_nll"])
@@ -118,7 +118,7 @@ def test_images_with_a_border_that_never_varies(tmp_path: Path, xorflow: Command
     np.save(tmp_path / "framed.npy", images)
     given = ("--data", tmp_path / "framed.npy", "--epochs", 2, "--out", tmp_path / "run", "--device", "cpu")
     assert "12 of 16 are constant" in xorflow("train", *given).refused()
-    network = ("--conditioner", "transformer", "--width", 8, "--blocks", 1, "--heads", 2, "--quiet", 0.01)
+    network = ("--conditioner", "transformer", "--width", 8, "--blocks", 1, "--heads", 2, "--skip", 0.01)
     xorflow("train", *given, "--categories", 2, *network)
     found = json.loads(xorflow("evaluate", tmp_path / "run", "--json").out)
     assert found["test"] == read(tmp_path / "run/result.json")["test"]
@@ -140,9 +140,7 @@ def test_evaluate_repeats_what_the_result_says(people: Path, xorflow: Command) -
 @pytest.mark.parametrize("reading", ["latent", "deterministic", "refitted"])
 def test_a_seed_names_samples(people: Path, xorflow: Command, reading: str) -> None:
     def draw(seed: int) -> list[list[str]]:
-        said = xorflow(
-            "sample", people / "run", "--count", 20, "--seed", seed, "--json", "--reading", reading
-        )
+        said = xorflow("sample", people / "run", "--count", 20, "--seed", seed, "--json", "--flow", reading)
         return json.loads(said.out)
 
     assert draw(1) == draw(1)
@@ -236,10 +234,10 @@ def test_digits_given_their_labels(tmp_path: Path, xorflow: Command) -> None:
 def test_a_run_that_is_worse_than_independent_columns_says_so(xorflow: Command, tmp_path: Path) -> None:
     np.save(tmp_path / "bits.npy", np.random.default_rng(0).integers(0, 2, (80, 12), dtype=np.uint8))
     shared = ("train", "--data", tmp_path / "bits.npy", *SMALL)
-    worse = xorflow(*shared, "--start", "random", "--lr", "1", "--out", tmp_path / "worse")
+    worse = xorflow(*shared, "--init", "random", "--lr", "1", "--out", tmp_path / "worse")
     words = json.loads((tmp_path / "worse" / "result.json").read_text(encoding="utf-8"))["warning"]
     assert "independent columns have" in words
-    assert "--start data" in words
+    assert "--init data" in words
     assert words in " ".join(worse.out.split())
     xorflow(*shared, "--lr", "1e-9", "--out", tmp_path / "same")
     assert "warning" not in json.loads((tmp_path / "same" / "result.json").read_text(encoding="utf-8"))

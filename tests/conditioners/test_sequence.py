@@ -37,7 +37,7 @@ def build(kind: str, features: int, seed: int = 0, **options) -> SequenceConditi
 
 
 @st.composite
-def networks(draw, features=(1, 2, 3, 4, 5, 6), by_order=("before", "up to"), quiet=False):
+def networks(draw, features=(1, 2, 3, 4, 5, 6), by_order=("before", "up to"), skipped=False):
     count = draw(st.sampled_from(features))
     sizes = st.lists(st.integers(1, 3), min_size=count, max_size=count)
     sources = draw(
@@ -51,8 +51,8 @@ def networks(draw, features=(1, 2, 3, 4, 5, 6), by_order=("before", "up to"), qu
         "sees": {source: draw(st.sampled_from(by_order)) for source in sources},
         "context": draw(st.integers(0, 2)),
     }
-    if quiet:
-        options["quiet"] = draw(st.lists(st.integers(0, count - 1), max_size=count - 1, unique=True))
+    if skipped:
+        options["skipped"] = draw(st.lists(st.integers(0, count - 1), max_size=count - 1, unique=True))
     kind = draw(st.sampled_from(BOTH))
     if kind == "recurrent":
         options |= {"cell": draw(st.sampled_from(["gru", "lstm"])), "depth": draw(st.integers(1, 2))}
@@ -74,8 +74,8 @@ def test_exactly_what_is_allowed_is_seen(net):
         assert bool((found[free][:, sizes > 0] > 0)[may[free]].all())
 
 
-@given(networks(quiet=True))
-def test_quiet_features_see_what_they_look_at_and_others_what_they_may(net):
+@given(networks(skipped=True))
+def test_skipped_features_see_what_they_look_at_and_others_what_they_may(net):
     """No slope where it must not look; some from each step before, and from whatever is looked at."""
     rank = {d: r for r, d in enumerate(net.order)}
     free = torch.tensor(net.choices.sizes) > 1
@@ -86,10 +86,10 @@ def test_quiet_features_see_what_they_look_at_and_others_what_they_may(net):
             looks, seen = net.looks[index, rank[d]], net.seen[index, rank[d]]
             looked = {int(e) for e, s in zip(looks, seen, strict=True) if s}
             assert bool((found[d, sorted(looked)] > 0).all())
-            if d not in net.quiet:
-                loud = [e for e in range(net.features) if e not in net.quiet and may[d, e]]
-                assert bool((found[d, loud] > 0).all())
-            if d in net.quiet:
+            if d not in net.skipped:
+                active = [e for e in range(net.features) if e not in net.skipped and may[d, e]]
+                assert bool((found[d, active] > 0).all())
+            if d in net.skipped:
                 assert bool((found[d, [e for e in range(net.features) if e not in looked]] == 0).all())
 
 
@@ -117,7 +117,7 @@ def test_steps_look_at_the_pixels_around_them_that_came_earlier(order):
         assert sorted(looked[int(rank > 0) :]) == sorted(around)
 
 
-@given(networks(quiet=True), st.integers(1, 7))
+@given(networks(skipped=True), st.integers(1, 7))
 @settings(max_examples=60)
 def test_walking_along_the_order_gives_the_logits_of_a_whole_pass(net, size):
     generator = torch.Generator().manual_seed(0)
@@ -146,12 +146,12 @@ def test_walking_along_the_order_gives_the_logits_of_a_whole_pass(net, size):
 @pytest.mark.parametrize("size", [1, 5])
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("categories", [2, 3])
-@pytest.mark.parametrize("quiet", [(), (0, 3, 4, 5, 19)])
-def test_cached_samples_are_those_of_whole_passes(kind, categories, size, quiet, monkeypatch):
+@pytest.mark.parametrize("skipped", [(), (0, 3, 4, 5, 19)])
+def test_cached_samples_are_those_of_whole_passes(kind, categories, size, skipped, monkeypatch):
     """In float64 the very integers, on the same noise: of D sequential passes, and of whole passes until nothing changes."""
     monkeypatch.setattr("xorflow.conditioners.transformer._FEATURES_AT_A_TIME", size)
-    more = {"rotary": bool(quiet)} if kind == "transformer" else {}
-    net = build(kind, 20, shape=(4, 5), order="random:2", categories=categories, quiet=quiet, **more)
+    more = {"rotary": bool(skipped)} if kind == "transformer" else {}
+    net = build(kind, 20, shape=(4, 5), order="random:2", categories=categories, skipped=skipped, **more)
     flow = zoo.flow(zoo.Layer(net)).double()
     noise = draw_noise(flow, 30)
     passes: list[int] = []
@@ -165,12 +165,12 @@ def test_cached_samples_are_those_of_whole_passes(kind, categories, size, quiet,
 
 
 @pytest.mark.parametrize("rotary", [False, True])
-@pytest.mark.parametrize("quiet", [(), (0, 3, 4, 5, 19), (17, 18)])
+@pytest.mark.parametrize("skipped", [(), (0, 3, 4, 5, 19), (17, 18)])
 @pytest.mark.parametrize("order", ["natural", "columns-reversed", "random:2"])
 @pytest.mark.parametrize("context", [0, 2])
-def test_steps_whose_number_is_on_the_device_give_the_same(order, quiet, rotary, context, monkeypatch):
+def test_steps_whose_number_is_on_the_device_give_the_same(order, skipped, rotary, context, monkeypatch):
     """The walk that a CUDA device launches, here operation by operation: the very integers, without a pass that mends them."""
-    net = build("transformer", 20, shape=(4, 5), order=order, quiet=quiet, rotary=rotary, context=context)
+    net = build("transformer", 20, shape=(4, 5), order=order, skipped=skipped, rotary=rotary, context=context)
     flow = zoo.flow(zoo.Layer(net)).double()
     noise = draw_noise(flow, 30)
     seen = torch.rand(30, 2, dtype=torch.float64) if context else None
@@ -224,14 +224,14 @@ def test_inputs_of_different_leading_shapes_broadcast(kind):
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_quiet_features_of_any_integers_are_kept_as_plain_ones(kind):
-    net = build(kind, 6, quiet=np.array([4, 1]))
-    assert json.loads(json.dumps(net.config()))["quiet"] == [1, 4]
+def test_skipped_features_of_any_integers_are_kept_as_plain_ones(kind):
+    net = build(kind, 6, skipped=np.array([4, 1]))
+    assert json.loads(json.dumps(net.config()))["skipped"] == [1, 4]
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_a_context_reaches_all_but_quiet_features(kind):
-    net = build(kind, 6, context=2, quiet=[0, 4])
+def test_a_context_reaches_all_but_skipped_features(kind):
+    net = build(kind, 6, context=2, skipped=[0, 4])
     x = torch.zeros(1, 6).double()
     one, other = (net({Source.STATE: x}, torch.full((1, 2), c).double())[0] for c in (0.0, 1.0))
     assert (one != other).tolist() == [False, True, True, True, False, True]
@@ -242,7 +242,7 @@ def test_a_context_reaches_all_but_quiet_features(kind):
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_reordered_shares_the_weights(kind):
-    net = build(kind, 6, shape=(2, 3), context=1, quiet=(1, 5))
+    net = build(kind, 6, shape=(2, 3), context=1, skipped=(1, 5))
     other = net.reordered("columns-reversed")
     assert other.order == (5, 2, 4, 1, 3, 0)
     assert other.net is net.net
@@ -354,11 +354,11 @@ def refused(kind: str) -> list[tuple[dict, str]]:
         ({"sees": {"state": "all"}}, "'before' or 'up to' a feature; use MLP or Coupling"),
         ({"features": 0}, "at least one feature"),
         ({"context": -1}, "at least 0, and got -1"),
-        ({"quiet": [1, 1]}, r"from 0 to 5, once each; got \[1, 1\]"),
-        ({"quiet": [6]}, r"from 0 to 5, once each; got \[6\]"),
-        ({"quiet": 3}, "a list of whole numbers, those of features; got 3"),
-        ({"quiet": ["1"]}, "a list of whole numbers, those of features"),
-        ({"quiet": range(6)}, "all 6 features, and at least one must take a step"),
+        ({"skipped": [1, 1]}, r"from 0 to 5, once each; got \[1, 1\]"),
+        ({"skipped": [6]}, r"from 0 to 5, once each; got \[6\]"),
+        ({"skipped": 3}, "a list of whole numbers, those of features; got 3"),
+        ({"skipped": ["1"]}, "a list of whole numbers, those of features"),
+        ({"skipped": range(6)}, "all 6 features, and at least one must take a step"),
     ]
     own: dict[str, list[tuple[dict, str]]] = {
         "transformer": [

@@ -33,19 +33,19 @@ KINDS: dict[str, dict[str, Any]] = {
     "labels": {"label": True},
     "in parts": {"accumulate": 3},
     "straight-through, depth 2": {"layers": 2, "order": "alternating", "estimator": "straight-through"},
-    "marginal, depth 2": {"layers": 2, "order": "alternating", "estimator": "marginal:samples=2"},
-    "coupling": {"layers": 2, "conditioner": "coupling", "estimator": "marginal:samples=2"},
+    "marginal, depth 2": {"layers": 2, "order": "alternating", "estimator": "maximum-likelihood:samples=2"},
+    "coupling": {"layers": 2, "conditioner": "coupling", "estimator": "maximum-likelihood:samples=2"},
     "running mean": {"layers": 2, "order": "alternating", "estimator": "special-case:standardise=feature"},
     "transformer": SEQUENCE,
     "transformer, dropout": SEQUENCE | {"dropout": 0.3},
     "recurrent": {"conditioner": "recurrent", "width": 8, "dropout": 0.0},
     "muon": SEQUENCE | {"optimiser": "muon", "weight_decay": 0.01, "clip": 1.0},
     "mixture": SEQUENCE | {"mixture": "2"},
-    "grey": SEQUENCE | {"estimator": "marginal:soft_targets=true"},
+    "grey": SEQUENCE | {"estimator": "maximum-likelihood:soft_targets=true"},
 }
 ESTIMATORS = [
-    "leave-one-out:samples=3", "leave-one-out:samples=2,proposal=q,sum_last=true", "multi-sample:samples=3",
-    "multi-sample:samples=2,proposal=q,sum_last=true", "disarm", "disarm:sum_last=true,common=true", "arms:samples=3",
+    "leave-one-out:samples=3", "leave-one-out:samples=2,proposal=q,sum_last=true", "vimco:samples=3",
+    "vimco:samples=2,proposal=q,sum_last=true", "disarm", "disarm:sum_last=true,common=true", "arms:samples=3",
     "rebar", "rebar:sum_last=true", "relax", "relax:sum_last=true", "double-cv:samples=2",
     "double-cv:samples=2,sum_last=true", "concrete", "st-gumbel", "reinmax", "proposal-prefix",
     "proposal-prefix:mix=0.1,sum_last=true", "special-case", "special-case:baseline=greedy", "special-case:standardise=one",
@@ -136,7 +136,7 @@ def test_captured_steps_with_kernels_are_the_eager_ones(
 EVERYTHING = {
     "layers": 2,
     "order": "alternating",
-    "estimator": "marginal:samples=2",
+    "estimator": "maximum-likelihood:samples=2",
     "average": 0.9,
     "warmup": 3,
 }

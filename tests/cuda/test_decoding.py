@@ -14,15 +14,23 @@ pytestmark = pytest.mark.usefixtures("stand_in")
 
 
 @pytest.mark.parametrize("rotary", [False, True])
-@pytest.mark.parametrize("quiet", [(), (1, 5, 6)])
+@pytest.mark.parametrize("skipped", [(), (1, 5, 6)])
 @pytest.mark.parametrize("context", [0, 2])
 @torch.no_grad()
 def test_captured_steps_give_the_samples_of_whole_passes(
-    rotary: bool, quiet: tuple[int, ...], context: int
+    rotary: bool, skipped: tuple[int, ...], context: int
 ) -> None:
     torch.manual_seed(0)
     net = CausalTransformer(
-        12, width=8, depth=2, heads=2, dropout=0.0, shape=(3, 4), rotary=rotary, quiet=quiet, context=context
+        12,
+        width=8,
+        depth=2,
+        heads=2,
+        dropout=0.0,
+        shape=(3, 4),
+        rotary=rotary,
+        skipped=skipped,
+        context=context,
     )
     for parameter in net.parameters():
         parameter.add_(0.3 * torch.randn_like(parameter))

@@ -17,8 +17,8 @@ SMALL = {
     "precision": "32-true",
 }
 ESTIMATORS = [
-    "leave-one-out:samples=3", "leave-one-out:samples=2,proposal=q,sum_last=true", "multi-sample:samples=3",
-    "multi-sample:samples=2,proposal=q,sum_last=true", "disarm", "disarm:sum_last=true,common=true", "arms:samples=3",
+    "leave-one-out:samples=3", "leave-one-out:samples=2,proposal=q,sum_last=true", "vimco:samples=3",
+    "vimco:samples=2,proposal=q,sum_last=true", "disarm", "disarm:sum_last=true,common=true", "arms:samples=3",
     "rebar", "rebar:sum_last=true", "relax", "relax:sum_last=true", "double-cv:samples=2",
     "double-cv:samples=2,sum_last=true", "concrete", "st-gumbel", "reinmax", "proposal-prefix",
     "proposal-prefix:mix=0.1,sum_last=true", "special-case", "special-case:baseline=greedy", "special-case:standardise=one",

@@ -37,7 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "mixture": "2",
         "shared": False,
         "blocks": 1,
-        "estimator": "marginal:split_batch=true,soft_targets=true",
+        "estimator": "maximum-likelihood:split_batch=true,soft_targets=true",
     },
     "recurrent": {"conditioner": "recurrent"},
     "recurrent, lstm, bf16": {"conditioner": "recurrent", "cell": "lstm", "precision": "bf16-mixed"},
@@ -122,7 +122,7 @@ def _assert_launched(flow: xf.LatentFlow, context: torch.Tensor | None = None) -
     assert torch.equal(found.long(), expected.index_select(1, order))
 
 
-@pytest.mark.parametrize("changes", [{}, {"rotary": True, "quiet": 0.01}, {"label": True}])
+@pytest.mark.parametrize("changes", [{}, {"rotary": True, "skip": 0.01}, {"label": True}])
 def test_launched_steps_give_the_samples_of_whole_passes(changes: dict[str, Any]) -> None:
     flow = _trainer(conditioner="transformer", precision="64-true", **changes).flow.double().eval()
     context = torch.eye(10, device=CUDA, dtype=torch.float64)[:8] if changes.get("label") else None

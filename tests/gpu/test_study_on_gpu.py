@@ -12,8 +12,8 @@ from xorflow.training.init import init_from_data
 
 ESTIMATORS = [
     "straight-through", "special-case", "special-case:baseline=greedy", "leave-one-out:samples=4,sum_last=true",
-    "multi-sample:samples=4", "disarm", "arms:samples=4", "rebar", "relax", "double-cv:samples=2", "concrete", "st-gumbel",
-    "reinmax", "marginal", "full-posterior", "multi-sample:samples=2,proposal=q",
+    "vimco:samples=4", "disarm", "arms:samples=4", "rebar", "relax", "double-cv:samples=2", "concrete", "st-gumbel",
+    "reinmax", "maximum-likelihood", "full-posterior", "vimco:samples=2,proposal=q",
 ]  # fmt: skip
 
 

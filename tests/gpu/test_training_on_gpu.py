@@ -27,15 +27,15 @@ KINDS = {
     "float64": {"precision": "64-true"},
     "labels": {"label": True},
     "straight-through, depth 2": {"layers": 2, "order": "alternating", "estimator": "straight-through"},
-    "marginal, depth 2": {"layers": 2, "order": "alternating", "estimator": "marginal:samples=2"},
-    "coupling": {"layers": 2, "conditioner": "coupling", "estimator": "marginal:samples=2"},
+    "marginal, depth 2": {"layers": 2, "order": "alternating", "estimator": "maximum-likelihood:samples=2"},
+    "coupling": {"layers": 2, "conditioner": "coupling", "estimator": "maximum-likelihood:samples=2"},
     "running mean": {"layers": 2, "order": "alternating", "estimator": "special-case:standardise=feature"},
     "recurrent, muon": {
-        "optimiser": "muon", "conditioner": "recurrent", "width": 32, "dropout": 0.0, "quiet": 1e-3,
+        "optimiser": "muon", "conditioner": "recurrent", "width": 32, "dropout": 0.0, "skip": 1e-3,
     },
     "muon": {
         "optimiser": "muon", "weight_decay": 0.01, "clip": 1.0, "conditioner": "transformer", "width": 32, "blocks": 2,
-        "heads": 2, "dropout": 0.0, "rotary": True, "quiet": 1e-3,
+        "heads": 2, "dropout": 0.0, "rotary": True, "skip": 1e-3,
     },
 }  # fmt: skip
 AMPLIFIED = {"muon": 1e-4, "recurrent, muon": 1e-4}

@@ -54,7 +54,7 @@ def options(folder: Path, **changes: object) -> Options:
         "direct": True,
         "layers": 2,
         "order": "inward",
-        "estimator": "marginal:samples=1",
+        "estimator": "maximum-likelihood:samples=1",
         "epochs": 30,
         "lr": 0.01,
         "batch_size": 50,
@@ -205,7 +205,7 @@ def test_words_are_the_most_frequent_values_if_there_are_few_slots() -> None:
 def test_a_code_is_worth_what_it_was_computed_to_be(folder: Path, tmp_path: Path) -> None:
     """Five coins cost 5 log 2 at depth 1; a flip of 31 costs 2.3 - 0.1, and coins that are certain 0.1 each."""
     train(options(folder), tmp_path / "two")
-    train_run(options(folder, layers=1, estimator="marginal"), tmp_path / "one")
+    train_run(options(folder, layers=1, estimator="maximum-likelihood"), tmp_path / "one")
     rows, fixed = coins()[1:].to(torch.uint8), FactorisedBase(64)
     one, two = (with_base(open_run(tmp_path / name).latent, fixed) for name in ("one", "two"))
     blank, flip = -math.log(0.9), math.log(9)

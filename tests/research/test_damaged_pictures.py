@@ -22,7 +22,7 @@ def run(phase: str, **changes: Any) -> dict[str, Any]:
         "version": 1, "budget": "full", "row": "ste-1", "variant": "ours", "seed": 0, "phase": phase,
         "config": {"select": "greedy"}, "selection": {"nll": 1.0}, "evaluation": {"nll": 2.0, "kind": "exact"},
         "metrics": {"epoch": [1, 2], "validation_nll": [3.0, None]},
-        "samples": {"reading": "latent", "shape": [100, 3, 3], "bits": bits},
+        "samples": {"flow": "latent", "shape": [100, 3, 3], "bits": bits},
     } | changes  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def a_file_instead(folder: Path) -> None:
 
 WORK = [
     (text("config.json", '{"ver'), "config.json is no readable JSON"),
-    (text("config.json", '{"version": 99}'), "config.json has version 99, this xorflow reads version 2"),
+    (text("config.json", '{"version": 99}'), "config.json has version 99, this xorflow reads version 3"),
     (edit_config(estimator=3), "config.json: estimator is a text; got 3"),
     (edit_config(model={}), "config.json: the model in this configuration is not one that this version can build"),
     (edit_config(data_format={"shape": 3}), "config.json is damaged: its shape is no list; restore it"),
@@ -143,7 +143,7 @@ def test_a_damaged_folder_of_a_run_harms_no_other(
     runs = tmp_path / "out/runs"
     kept = {path.name: path.read_bytes() for path in runs.iterdir()}
     assert kept.keys() == {"floor.json"} | {
-        f"{name}.seed0.{phase}.json" for name in ("ste-1.cured", "marginal.ours") for phase in ("select", "final")
+        f"{name}.seed0.{phase}.json" for name in ("ste-1.improved", "marginal.ours") for phase in ("select", "final")
     }  # fmt: skip
     # what the line says to do helps, and nothing that was finished is made again
     (shutil.rmtree if folder.is_dir() else Path.unlink)(folder)

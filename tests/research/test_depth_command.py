@@ -53,7 +53,7 @@ def test_the_table(smoke: Path) -> None:
     assert rows["ar-1-plain"]["base"] == "fixed" != rows["ar-1-plain-own"]["base"]
     # on the base 0.9 / 0.1 nothing is below the cost of 64 zeros
     assert min(rows[name]["bound"] for name in ("ar-1-marginal", "ar-1-plain", "ar-2-code")) > 64 * 0.1053
-    assert rows["ar-2-onto"]["config"]["start"] == "rows/ar-1-half"
+    assert rows["ar-2-onto"]["config"]["init"] == "rows/ar-1-half"
     seconds = [rows[name]["seconds"] for name in ("ar-1-half", "ar-2-onto")]
     assert seconds == sorted(seconds)  # with those of the runs that they started from
     assert rows["coupling-4-nested-posterior"]["sampling_passes"] == 4

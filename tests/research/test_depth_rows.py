@@ -31,7 +31,7 @@ def test_every_row_is_a_legal_model_for_its_estimator(row: DepthRow, dataset: Da
     options = find_budget("smoke").options(row.options("ours"), "select", digits).replace(device="cpu")
     check_run(options, dataset)
     assert row.depth == options.layers
-    assert (row.id in STARTS) == (row.start is not None)
+    assert (row.id in STARTS) == (row.init is not None)
     assert row.depth == 1 or row.id.startswith(("ar-", "made-", "coupling-"))
 
 

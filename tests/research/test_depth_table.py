@@ -16,13 +16,13 @@ from research.results import Results
 def row(name: str, depth: int, bound: float, **changes: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {
         "id": name, "title": name, "family": "autoregressive", "series": name, "base": "fixed", "depth": depth,
-        "estimator": "marginal", "bound": bound, "validation": bound + 1,
+        "estimator": "maximum-likelihood", "bound": bound, "validation": bound + 1,
         "kind": "exact" if depth == 1 else "lower bound", "stderr": 0.1,
         "samples": None if depth == 1 else 1000, "greedy": bound + 17, "refit": bound - 25,
         "validation_greedy": bound + 18, "validation_refit": bound - 24,
         "flip_rates": [0.1] * depth, "greedy_flip_rates": [0.02] * depth, "entropy": [40.0] * depth,
         "effective_depth": depth, "parameters": 12_000_000, "seconds": 20.0, "seeds": [0],
-        "spread": {"nll": {"std": None}}, "sampling_passes": 784 * depth, "sampling_seconds": 0.1, "reading": "latent",
+        "spread": {"nll": {"std": None}}, "sampling_passes": 784 * depth, "sampling_seconds": 0.1, "flow": "latent",
     }  # fmt: skip
     return usual | changes
 

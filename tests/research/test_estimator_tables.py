@@ -80,7 +80,7 @@ PARTS = [
     part("depth-1", "concrete", row(claim="biased", bias=0.04, distance=0.2)),
     part(
         "depth-1",
-        "multi-sample:samples=4",
+        "vimco:samples=4",
         row(oracle=None, bias=None, bias_stderr=None, distance=None, cosine=None),
     ),
     part("depth-2", "special-case", row(1, variance=0.1), row(2)),
@@ -135,8 +135,8 @@ def test_only_rows_of_the_references_objective_have_a_reference() -> None:
     posterior = {"part": "posterior", "objective": "evidence lower bound"}
     parts = [
         part("depth-1", "special-case", row()),
-        part("depth-1", "multi-sample:samples=4", row(**bounds)),
-        part("depth-1", "marginal", row(**EXACT, objective="log-likelihood")),
+        part("depth-1", "vimco:samples=4", row(**bounds)),
+        part("depth-1", "maximum-likelihood", row(**EXACT, objective="log-likelihood")),
         part("depth-1", "full-posterior", row(**posterior)),
         part("depth-1", "leave-one-out:samples=4,proposal=q", row(**posterior, variance=4.0)),
     ]
@@ -144,8 +144,8 @@ def test_only_rows_of_the_references_objective_have_a_reference() -> None:
     found = {row["estimator"]: row["variance_at_equal_cost"] for row in table["rows"]}
     assert found == {
         "special-case": 1.0,
-        "multi-sample:samples=4": None,
-        "marginal": None,
+        "vimco:samples=4": None,
+        "maximum-likelihood": None,
         "full-posterior": 1.0,
         "leave-one-out:samples=4,proposal=q": 4.0,
     }
@@ -195,8 +195,8 @@ def trained(*runs: dict[str, Any], parts: list[dict[str, Any]] = PARTS) -> dict[
 
 
 def test_runs_are_ranked_among_those_of_the_same_objective() -> None:
-    marginal = part("depth-1", "marginal", row(**EXACT, objective="log-likelihood"))
-    table = trained(*RUNS, run(1, "marginal", 50.0), parts=[*PARTS, marginal])
+    marginal = part("depth-1", "maximum-likelihood", row(**EXACT, objective="log-likelihood"))
+    table = trained(*RUNS, run(1, "maximum-likelihood", 50.0), parts=[*PARTS, marginal])
     groups = [(group.depth, group.short, len(group.runs)) for group in training_groups(table)]
     assert groups == [
         (1, "likelihood", 1),

@@ -69,8 +69,8 @@ def test_only_bounds_of_several_samples_have_a_plain_score_function_as_oracle(sm
     rows = read(smoke / "out/table.json")["rows"]
     assert all(row["oracle"] is not None for row in rows)
     plain = [row for row in rows if "a plain score function" in row["oracle"]]
-    assert {row["estimator"].partition(":")[0] for row in plain} == {"multi-sample"}
-    small = [row for row in rows if row["id"].startswith("small-2.converged.multi-sample:samples=2.")]
+    assert {row["estimator"].partition(":")[0] for row in plain} == {"vimco"}
+    small = [row for row in rows if row["id"].startswith("small-2.converged.vimco:samples=2.")]
     assert all(row["oracle"] == "enumeration" and row["bias"] is not None for row in small)
 
 
@@ -134,14 +134,21 @@ def bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_is_studied_into_its_own_folder(bits: Path, research: Command) -> None:
     said = research(
-        "estimators", bits, "--estimators", "marginal,leave-one-out:samples=2", "--draws", "8", "--batch", "4"
+        "estimators",
+        bits,
+        "--estimators",
+        "maximum-likelihood,leave-one-out:samples=2",
+        "--draws",
+        "8",
+        "--batch",
+        "4",
     )
     assert (said.code, said.err) == (0, "")
-    assert re.search(r"^marginal +0 +0 +1 +1 ", said.out, re.MULTILINE)
+    assert re.search(r"^maximum-likelihood +0 +0 +1 +1 ", said.out, re.MULTILINE)
     assert "run, converged: gradient of the base" in said.out
     assert said.out.count("log-likelihood; exact gradient: closed form") == 2  # generator and base
     table = read(bits / "estimators/table.json")
-    assert {row["estimator"] for row in table["rows"]} == {"marginal", "leave-one-out:samples=2"}
+    assert {row["estimator"] for row in table["rows"]} == {"maximum-likelihood", "leave-one-out:samples=2"}
     assert {(row["draws"], row["batch"]) for row in table["rows"]} == {(1, 4), (8, 4)}
     assert table["words"].startswith("Study of the run in run.")
     (seconds,) = table["seconds"].values()
@@ -165,11 +172,14 @@ BAD = {
         ("--estimators", "disarm"),
         "DisARM is for choices between two values, and layer 1 has features with 3",
     ),
-    "no such": (("--estimators", "magic"), "estimator is one of marginal"),
+    "no such": (("--estimators", "magic"), "estimator is one of maximum-likelihood"),
     "no option": (("--estimators", "disarm:x=1"), "estimator 'disarm' takes"),
     "posterior": (("--estimators", "full-posterior"), "needs a posterior in every layer"),
     "draws": (("--draws", "3"), "--draws is at least 8"),
-    "batch": (("--estimators", "marginal", "--batch", "9999"), "--batch takes at most the 160 rows"),
+    "batch": (
+        ("--estimators", "maximum-likelihood", "--batch", "9999"),
+        "--batch takes at most the 160 rows",
+    ),
     "points": (("--points", "middle"), "a run keeps no weights in between"),
     "budget": (("--budget", "huge"), "--budget is one of smoke, quick, full"),
     "models": (("--models", "depth-1"), "leave it out beside RUN"),
@@ -224,7 +234,7 @@ def test_ctrl_c_says_how_to_go_on(
         "estimators",
         bits,
         "--estimators",
-        "marginal",
+        "maximum-likelihood",
         "--estimators",
         "reinmax",
         "--draws",
@@ -236,7 +246,7 @@ def test_ctrl_c_says_how_to_go_on(
     words, again = said.err.strip().rsplit(": ", 1)
     assert words == "stopped; continue from the last checkpoints with"
     assert shlex.split(again) == [
-        "python", "-m", "research", "estimators", str(bits), "--estimators", "marginal", "--estimators", "reinmax",
+        "python", "-m", "research", "estimators", str(bits), "--estimators", "maximum-likelihood", "--estimators", "reinmax",
         "--draws", "16", "--out", str(out),
     ]  # fmt: skip
 

@@ -44,13 +44,13 @@ def test_every_row_is_trained_and_shown(smoke: Path, research: Command) -> None:
     assert [row["id"] for row in table["rows"]] == list(IDS)
     assert (table["budget"], table["missing"]) == ("smoke", [])
     for row, planned in zip(table["rows"], ROWS, strict=False):
-        for variant in ("ours", "cured"):
+        for variant in ("ours", "improved"):
             found = row[variant]
             if planned.recipe(variant) is None:
                 assert found is None
                 continue
             assert found["kind"] == (
-                "exact" if planned.family in ("straight-through", "marginal") else "lower bound"
+                "exact" if planned.family in ("straight-through", "maximum likelihood") else "lower bound"
             )
             assert 6 < found["nll"] < 200
             assert len(found["layers"]) == planned.depth

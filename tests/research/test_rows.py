@@ -42,20 +42,20 @@ def test_the_estimators_are_those_of_the_families() -> None:
         assert name == row.family.replace(" ", "-")
         settings = build_estimator(row.options(variant).estimator).config()
         if row.family in ("straight-through", "special case"):
-            assert (settings["entropy"] > 0) == (variant == "cured")
+            assert (settings["entropy"] > 0) == (variant == "improved")
         if row.family == "full posterior":
-            assert settings["sum_last"] == (variant == "cured")
-    assert [row.id for row in ROWS if row.cured is None] == ["marginal"]
+            assert settings["sum_last"] == (variant == "improved")
+    assert [row.id for row in ROWS if row.improved is None] == ["marginal"]
 
 
 def test_a_recipe_says_what_it_chose() -> None:
     options = Options(hidden=(512, 256), epochs=7, batch_size=64, layers=2, order="alternating", average=0.9)
     words = choices(options.replace(posterior="mlp"))
     for part in ("2 hidden layers of 512, 256 units", "7 epochs", "batches of 64", "alternating orderings",
-                 "a posterior that sees all pixels", "averaged with decay 0.9", "estimator marginal"):  # fmt: skip
+                 "a posterior that sees all pixels", "averaged with decay 0.9", "estimator maximum-likelihood"):  # fmt: skip
         assert part in words
     assert "orderings" not in choices(Options(layers=1))
-    assert "random initialisation" in choices(Options(start="random"))
+    assert "random initialisation" in choices(Options(init="random"))
 
 
 def test_rows_by_name() -> None:

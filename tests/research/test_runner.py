@@ -128,7 +128,7 @@ def test_the_length_is_that_of_the_seed_selected_first_and_then_stays(tmp_path: 
     content = read(runs / "marginal.ours.seed0.select.json") | {
         "epochs": 2,
         "phase": "final",
-        "samples": {"reading": "latent", "shape": [0, 8, 8], "bits": ""},
+        "samples": {"flow": "latent", "shape": [0, 8, 8], "bits": ""},
     }
     content["config"] |= {"epochs": 2, "validation": 0.0}
     (runs / "marginal.ours.seed0.final.json").write_text(json.dumps(content), encoding="utf-8")
@@ -164,13 +164,14 @@ def test_another_recipe_is_never_mixed_in(tmp_path: Path) -> None:
 def test_a_run_that_fails_harms_no_other(tmp_path: Path) -> None:
     wanted = request(tmp_path, "ste-1,marginal", seeds=1)
     bad = dataclasses.replace(
-        wanted.rows[0], ours={**wanted.rows[0].ours, "estimator": "marginal", "lr": 1e30, "optimiser": "sgd"}
+        wanted.rows[0],
+        ours={**wanted.rows[0].ours, "estimator": "maximum-likelihood", "lr": 1e30, "optimiser": "sgd"},
     )
     outcomes = Runner(dataclasses.replace(wanted, rows=[bad, wanted.rows[1]])).run()
     assert [outcome.job.name for outcome in outcomes if outcome.error] == ["ste-1.ours.select"]
     assert "not finite" in failures(outcomes)[0]
     names = {path.name.partition(".seed")[0] for path in (tmp_path / "out/runs").iterdir()}
-    assert names == {"ste-1.cured", "marginal.ours"}
+    assert names == {"ste-1.improved", "marginal.ours"}
     # once it is mended, its final run follows; what is finished stays
     kept = files(tmp_path)
     (tmp_path / "work/smoke/ste-1.ours").rename(tmp_path / "away")

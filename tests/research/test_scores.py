@@ -100,16 +100,16 @@ def test_the_argmax_of_a_posterior_can_be_the_floor_for_every_image() -> None:
     assert isinstance(posterior_argmax(flow, rows()), float)  # never a LogLikelihood
 
 
-def test_samples_are_those_of_the_rows_reading() -> None:
+def test_samples_are_those_of_the_rows_flow() -> None:
     flow = make(2)
     packed = {
-        name: draw_samples(BY_ID[name].reading, flow, (3, 4)) for name in ("ste-2", "sfe-special-running-2")
+        name: draw_samples(BY_ID[name].flow, flow, (3, 4)) for name in ("ste-2", "sfe-special-running-2")
     }
     for (name, kept), model in zip(packed.items(), (flow.greedy(), flow), strict=True):
         generator = torch.Generator().manual_seed(0)
         expected = model().sample((100,), generator=generator).reshape(100, 3, 4)
         assert torch.equal(torch.from_numpy(unpacked(kept)).long(), expected), name
-    assert [kept["reading"] for kept in packed.values()] == ["deterministic", "latent"]
+    assert [kept["flow"] for kept in packed.values()] == ["deterministic", "latent"]
 
 
 def test_the_levels_of_mnist() -> None:

@@ -28,7 +28,7 @@ def test_rows_are_recipes() -> None:
         expected = RECIPES[row.named].options
         assert {key: options[key] for key in expected} == expected
         with pytest.raises(ConfigError, match="no variant"):
-            row.options("cured")
+            row.options("improved")
 
 
 def test_the_fixed_base_replaces_the_learned_one() -> None:

@@ -172,7 +172,7 @@ def of_run(run: Path, folder: Path, **changes: Any) -> StudyRequest:
 
 
 def test_a_run_is_studied_on_its_own_data(run: Path, tmp_path: Path) -> None:
-    texts = ("marginal:samples=2", "leave-one-out:samples=2")
+    texts = ("maximum-likelihood:samples=2", "leave-one-out:samples=2")
     Study(of_run(run, tmp_path, estimators=texts, points=["start", "converged"])).run()
     parts = [read(path) for path in sorted((tmp_path / "out/parts").iterdir())]
     assert {(part["model"], part["point"]) for part in parts} == {("run", "start"), ("run", "converged")}
@@ -224,14 +224,14 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_request_that_means_nothing(case: str, run: Path, tmp_path: Path) -> None:
     changes, error, words = REFUSED[case]
-    usual: dict[str, Any] = {"models": None, "estimators": ("marginal:samples=2",)}
+    usual: dict[str, Any] = {"models": None, "estimators": ("maximum-likelihood:samples=2",)}
     with pytest.raises(error, match=words):
         Study(request(tmp_path, run=run, **(usual | changes)))
     assert not (tmp_path / "out").exists()
 
 
 def test_more_rows_than_there_are(run: Path, tmp_path: Path) -> None:
-    study = Study(of_run(run, tmp_path, estimators=("marginal",), batch=1000))
+    study = Study(of_run(run, tmp_path, estimators=("maximum-likelihood",), batch=1000))
     with pytest.raises(
         ConfigError, match="--batch takes at most the 160 rows of the training data; got 1000"
     ):
@@ -251,7 +251,7 @@ def test_a_run_made_in_python_has_no_start(tmp_path: Path) -> None:
     flow = zoo.make("K3 D3").float()
     fit(flow, _three_features(), out=tmp_path / "run", epochs=1, batch_size=50, device="cpu")
     with pytest.raises(ConfigError, match="--points names points of training: converged; got 'start'"):
-        Study(of_run(tmp_path / "run", tmp_path, estimators=("marginal",), points=["start"]))
+        Study(of_run(tmp_path / "run", tmp_path, estimators=("maximum-likelihood",), points=["start"]))
 
 
 def _three_features():
@@ -298,11 +298,11 @@ def test_a_damaged_or_foreign_file(text: str, tmp_path: Path) -> None:
 
 
 def test_estimators_are_told_apart_whatever_separates_them() -> None:
-    expected = ("disarm", "special-case:baseline=greedy,sum_last=true", "marginal")
+    expected = ("disarm", "special-case:baseline=greedy,sum_last=true", "maximum-likelihood")
     for given in (
-        ["disarm special-case:baseline=greedy,sum_last=true marginal"],
-        ["disarm;special-case:baseline=greedy,sum_last=true", "marginal", "disarm"],
-        ["disarm,special-case:baseline=greedy,sum_last=true,marginal"],
+        ["disarm special-case:baseline=greedy,sum_last=true maximum-likelihood"],
+        ["disarm;special-case:baseline=greedy,sum_last=true", "maximum-likelihood", "disarm"],
+        ["disarm,special-case:baseline=greedy,sum_last=true,maximum-likelihood"],
     ):
         assert parse_estimators(given) == expected
     assert parse_estimators(None) is None
@@ -337,13 +337,16 @@ def test_no_runs_at_once_are_refused(tmp_path: Path) -> None:
 
 
 def test_gradients_that_are_no_numbers_are_a_finding(tmp_path: Path) -> None:
-    comparison = TrainingComparison(request(tmp_path, models=None, estimators=("marginal",)), 1)
+    comparison = TrainingComparison(request(tmp_path, models=None, estimators=("maximum-likelihood",)), 1)
     for key, options in comparison._named.items():
         comparison._named[key] = options.replace(
             lr=1e38, hidden=[16, 16], optimiser="sgd", schedule="constant", epochs=3
         )
     failed = comparison.run()
-    assert [line.partition(":")[0] for line in failed] == ["depth 1, marginal", "depth 2, marginal"]
-    kept = read(tmp_path / "out/training/depth-1.marginal.json")
+    assert [line.partition(":")[0] for line in failed] == [
+        "depth 1, maximum-likelihood",
+        "depth 2, maximum-likelihood",
+    ]
+    kept = read(tmp_path / "out/training/depth-1.maximum-likelihood.json")
     assert kept["error"].startswith("the loss is not finite at step 2 (epoch 1)")
     assert "train again" not in kept["error"]

@@ -77,13 +77,13 @@ def test_bounds_of_deep_models_are_plain_sums(name: str) -> None:
 
 UNBIASED = {
     "D3 depth 2 reversed": [
-        "marginal:samples=2",
-        "multi-sample:samples=2,sum_last=true",
+        "maximum-likelihood:samples=2",
+        "vimco:samples=2,sum_last=true",
         "leave-one-out:samples=2",
     ],
-    "D1 depth 2": ["multi-sample:samples=2", "multi-sample:samples=3"],
-    "D2 depth 2 context": ["multi-sample:samples=2"],
-    "D3 posterior": ["multi-sample:samples=2,proposal=q", "leave-one-out:samples=2,proposal=q"],
+    "D1 depth 2": ["vimco:samples=2", "vimco:samples=3"],
+    "D2 depth 2 context": ["vimco:samples=2"],
+    "D3 posterior": ["vimco:samples=2,proposal=q", "leave-one-out:samples=2,proposal=q"],
 }
 
 
@@ -237,8 +237,8 @@ def test_a_model_without_any_oracle_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 PASSES = {
-    "straight-through": 2, "special-case": 2, "special-case:baseline=greedy": 4, "marginal:samples=4": 5,
-    "leave-one-out:samples=4": 5, "double-cv:samples=2": 6, "multi-sample:samples=3": 4, "disarm": 3,
+    "straight-through": 2, "special-case": 2, "special-case:baseline=greedy": 4, "maximum-likelihood:samples=4": 5,
+    "leave-one-out:samples=4": 5, "double-cv:samples=2": 6, "vimco:samples=3": 4, "disarm": 3,
     "arms:samples=4": 5, "rebar": 4, "relax": 4, "concrete": 3, "st-gumbel": 2, "reinmax": 2, "local-expectation": 5,
     "proposal-prefix": 2,
 }  # fmt: skip
@@ -249,7 +249,7 @@ PASSES_IN_ONE_ORDER = {
 }
 PASSES_WITH_POSTERIORS = {
     "full-posterior": 4, "full-posterior:baseline=greedy": 8, "leave-one-out:samples=4,proposal=q": 10,
-    "multi-sample:samples=3,proposal=q": 8,
+    "vimco:samples=3,proposal=q": 8,
 }  # fmt: skip
 
 

@@ -48,8 +48,8 @@ def test_as_many_orders_as_layers() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "marginal",
-        "marginal:samples=8",
+        "maximum-likelihood",
+        "maximum-likelihood:samples=8",
         "straight-through",
         "straight-through:entropy=1.0,anneal=0.5",
         "special-case:rewards=impatient,baseline=greedy,standardise=feature",
@@ -58,7 +58,7 @@ def test_as_many_orders_as_layers() -> None:
         "proposal-prefix:mix=0.25",
         "analytic:objective=elbo",
         "leave-one-out:samples=8,proposal=q,sum_last=true",
-        "multi-sample:samples=16,sum_last=true",
+        "vimco:samples=16,sum_last=true",
         "disarm:common=true",
         "arms:samples=3",
         "rebar:eta=0.5,tau=0.2",
@@ -75,7 +75,7 @@ def test_estimators_by_name_and_back(text: str) -> None:
 
 
 def test_estimators_are_what_their_names_say() -> None:
-    assert isinstance(build_estimator("marginal"), MaximumLikelihood)
+    assert isinstance(build_estimator("maximum-likelihood"), MaximumLikelihood)
     assert isinstance(build_estimator("straight-through"), StraightThrough)
 
 
@@ -84,8 +84,8 @@ def test_estimators_are_what_their_names_say() -> None:
     [
         (
             "reinforce",
-            "estimator is one of marginal, straight-through, special-case, full-posterior, proposal-prefix, analytic, "
-            "leave-one-out, multi-sample, disarm, arms, rebar, relax, double-cv, concrete, st-gumbel, reinmax, "
+            "estimator is one of maximum-likelihood, straight-through, special-case, full-posterior, proposal-prefix, "
+            "analytic, leave-one-out, vimco, disarm, arms, rebar, relax, double-cv, concrete, st-gumbel, reinmax, "
             "local-expectation; got",
         ),
         ("special-case:entropy=much", "is a number; got 'much'"),
@@ -96,18 +96,18 @@ def test_estimators_are_what_their_names_say() -> None:
         ("full-posterior:decay=1", "at least 0 and below 1; got 1"),
         ("straight-through:anneal=2", "from 0 to 1; got 2"),
         (
-            "marginal:draws=3",
-            "takes samples, split_batch, soft_targets, written as marginal:KEY=VALUE; got 'draws=3'",
+            "maximum-likelihood:draws=3",
+            "takes samples, split_batch, soft_targets, written as maximum-likelihood:KEY=VALUE; got 'draws=3'",
         ),
-        ("marginal:samples", "got 'samples'"),
-        ("marginal:samples=0", "at least one sample"),
+        ("maximum-likelihood:samples", "got 'samples'"),
+        ("maximum-likelihood:samples=0", "at least one sample"),
         ("leave-one-out:samples=1", "needs samples=2 or more"),
         ("arms:samples=1", "at least 2; got 1"),
         ("relax:hidden=0", "it has no parameters"),
         ("disarm:samples=2", "takes sum_last, common, written as disarm:KEY=VALUE"),
         ("concrete:tau=0", "greater than 0; got 0"),
-        ("marginal:samples=two", "marginal:samples=two"),
-        ("marginal:samples=2.5", "marginal:samples=2.5"),
+        ("maximum-likelihood:samples=two", "maximum-likelihood:samples=two"),
+        ("maximum-likelihood:samples=2.5", "maximum-likelihood:samples=2.5"),
         (
             "straight-through:samples=2",
             "takes entropy, anneal, earlier, written as straight-through:KEY=VALUE",

@@ -15,10 +15,10 @@ from xorflow.training.build import ESTIMATORS
 from xorflow.training.step import Step
 
 DRAWING = [
-    "leave-one-out:samples=2", "leave-one-out:samples=2,proposal=q", "multi-sample:samples=2,sum_last=true",
-    "multi-sample:samples=3,proposal=q", "disarm", "arms:samples=3,common=true", "rebar", "relax:hidden=2",
+    "leave-one-out:samples=2", "leave-one-out:samples=2,proposal=q", "vimco:samples=2,sum_last=true",
+    "vimco:samples=3,proposal=q", "disarm", "arms:samples=3,common=true", "rebar", "relax:hidden=2",
     "double-cv:samples=2", "concrete", "st-gumbel", "reinmax", "local-expectation", "special-case:baseline=none",
-    "full-posterior:baseline=none", "marginal:samples=2", "straight-through",
+    "full-posterior:baseline=none", "maximum-likelihood:samples=2", "straight-through",
 ]  # fmt: skip
 OWN = {"rebar": Rebar, "relax": Relax, "double-cv:samples=2": DoubleCV}
 
@@ -127,7 +127,7 @@ def test_a_control_variate_without_parameters_is_refused(bits: Path) -> None:
         ("analytic", {"layers": 2}, "needs one layer; with 2 layers"),
         ("leave-one-out:samples=1", {}, "leaves none of 1"),
         ("relax:hidden=0", {}, "it has no parameters"),
-        ("multi-sample:proposal=q", {"posterior": "none"}, "--posterior mlp"),
+        ("vimco:proposal=q", {"posterior": "none"}, "--posterior mlp"),
     ],
 )
 def test_refusals_are_one_line(bits: Path, tmp_path: Path, estimator: str, changes: dict, words: str) -> None:

@@ -122,7 +122,7 @@ def test_a_conditioner_of_ones_own_is_named_when_loading(tmp_path: Path) -> None
 
 def test_start_at_the_data_is_near_independent_features() -> None:
     flow = tiny_flow()
-    result = xf.fit(flow, tiny_dataset(), start="data", epochs=1, lr=1e-9, batch_size=64, device="cpu")
+    result = xf.fit(flow, tiny_dataset(), init="data", epochs=1, lr=1e-9, batch_size=64, device="cpu")
     assert abs(result["test"]["nll"] - result["independent_nll"]) < 1.0
 
 
@@ -173,7 +173,7 @@ def test_a_flow_of_fewer_categories_than_the_data_is_refused_before_any_work(
     with pytest.raises(
         ModelError, match=r"K = 2 at feature 0 .* own has 3; build .* categories=data.categories"
     ):
-        xf.fit(flow, data, out=tmp_path / "run", start="data", **QUICK)
+        xf.fit(flow, data, out=tmp_path / "run", init="data", **QUICK)
     assert not (tmp_path / "run").exists()
     assert all(torch.equal(before[name], tensor) for name, tensor in flow.state_dict().items())
 

@@ -9,7 +9,7 @@ from research.budgets import write_digits
 from xorflow import LatentFlow, evaluate, load
 from xorflow.errors import ConfigError
 from xorflow.training import Options, build_data, independent_nll, open_run, train_run
-from xorflow.training.run import started_flow
+from xorflow.training.run import initialised_flow
 
 FIXED = {
     "base": "fixed",
@@ -37,14 +37,14 @@ def one(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def new_flow(options: Options) -> LatentFlow:
-    flow = started_flow(options, build_data(options))
+    flow = initialised_flow(options, build_data(options))
     assert isinstance(flow, LatentFlow)
     return flow
 
 
 def test_the_last_layers_are_the_run_and_the_others_near_the_identity(digits: Path, one: Path) -> None:
     options = Options().replace(
-        data=str(digits), layers=3, order="random:1,reversed,natural", start=str(one), **FIXED
+        data=str(digits), layers=3, order="random:1,reversed,natural", init=str(one), **FIXED
     )
     flow, before = new_flow(options), open_run(one).latent
     for mine, theirs in zip(flow.layers[-1].parameters(), before.layers[0].parameters(), strict=True):
@@ -60,7 +60,7 @@ def test_the_last_layers_are_the_run_and_the_others_near_the_identity(digits: Pa
 
 
 def test_the_base_is_the_runs_own_unless_it_is_given(digits: Path, one: Path) -> None:
-    shared = FIXED | {"data": str(digits), "base": "learned", "start": str(one)}
+    shared = FIXED | {"data": str(digits), "base": "learned", "init": str(one)}
     before = open_run(one).latent
     assert torch.equal(new_flow(Options().replace(**shared)).base.logits, before.base.logits)
     flow = new_flow(Options().replace(**shared, p0=0.99))
@@ -72,8 +72,8 @@ def test_the_base_is_the_runs_own_unless_it_is_given(digits: Path, one: Path) ->
 def test_a_run_that_starts_from_another_trains_and_can_be_read(
     digits: Path, one: Path, tmp_path: Path
 ) -> None:
-    shared = {"data": str(digits), "layers": 2, "order": "reversed,natural", "start": str(one)}
-    options = Options().replace(**FIXED).replace(**shared, estimator="multi-sample:samples=2,sum_last=true")
+    shared = {"data": str(digits), "layers": 2, "order": "reversed,natural", "init": str(one)}
+    options = Options().replace(**FIXED).replace(**shared, estimator="vimco:samples=2,sum_last=true")
     train_run(options, tmp_path / "two")
     assert load(tmp_path / "two").depth == 2
 
@@ -83,11 +83,11 @@ def test_a_run_that_starts_from_another_trains_and_can_be_read(
     [
         ({"hidden": [8]}, "layer 1 of the run in .* has other weights"),
         ({"order": "reversed"}, "layer 1 of the run in .* has another ordering"),
-        ({"start": "./nowhere"}, "there is no folder nowhere"),
+        ({"init": "./nowhere"}, "there is no folder nowhere"),
     ],
 )
 def test_a_start_that_does_not_fit(digits: Path, one: Path, changes: dict, words: str) -> None:
-    options = Options().replace(**{**FIXED, "data": str(digits), "start": str(one), **changes})
+    options = Options().replace(**{**FIXED, "data": str(digits), "init": str(one), **changes})
     with pytest.raises(ConfigError, match=words):
         new_flow(options)
 
@@ -95,14 +95,14 @@ def test_a_start_that_does_not_fit(digits: Path, one: Path, changes: dict, words
 def test_a_run_with_more_layers(digits: Path, tmp_path: Path) -> None:
     train_run(Options().replace(data=str(digits), layers=2, **FIXED), tmp_path / "two")
     with pytest.raises(
-        ConfigError, match="has 2 layers, and a run that starts from it has as many or more; got 1"
+        ConfigError, match="has 2 layers, and a run that is initialised from it has as many or more; got 1"
     ):
-        new_flow(Options().replace(data=str(digits), start=str(tmp_path / "two"), **FIXED))
+        new_flow(Options().replace(data=str(digits), init=str(tmp_path / "two"), **FIXED))
 
 
 def test_what_is_no_start() -> None:
     with pytest.raises(ConfigError, match=r"data, biases, random, or the folder of a run.*got 'zero'"):
-        Options().replace(start="zero")
+        Options().replace(init="zero")
 
 
 # ---- couplings with posteriors ----

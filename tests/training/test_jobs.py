@@ -81,7 +81,7 @@ def test_processes_that_fail_or_are_killed_harm_no_other(
     options, killed, watch = long_options(whole), tmp_path / "killed", Watch()
     made = [
         Job(options, killed),
-        Job(options.replace(layers=1, estimator="marginal", **DIVERGES), tmp_path / "diverges"),
+        Job(options.replace(layers=1, estimator="maximum-likelihood", **DIVERGES), tmp_path / "diverges"),
         Job(options.replace(seed=1, epochs=2), tmp_path / "good"),
     ]
 
@@ -176,7 +176,7 @@ def test_what_belongs_to_a_finished_run_is_added_and_its_error_is_the_run_s(
 
 def test_an_explicit_model_is_trained_too(options: Options, tmp_path: Path) -> None:
     model = flow_to_spec(tiny_flow())
-    job = Job(options.replace(layers=None, start="random"), tmp_path / "run", model=model)
+    job = Job(options.replace(layers=None, init="random"), tmp_path / "run", model=model)
     line = jobs._job_to_bytes(job)
     assert line.count(b"\n") == 1
     assert jobs._job_from_bytes(line) == job
@@ -220,7 +220,8 @@ def test_a_job_that_cannot_be_made_stops_all_before_they_begin(
 
 def test_every_job_that_is_wrong_is_named(options: Options, tmp_path: Path) -> None:
     made = [
-        Job(options.replace(estimator=name), tmp_path / name, name) for name in ("marginal", "magic", "more")
+        Job(options.replace(estimator=name), tmp_path / name, name)
+        for name in ("maximum-likelihood", "magic", "more")
     ]
     with pytest.raises(
         ConfigError, match=r"run 'magic': estimator is .*; there are problems in run 'more' too$"

@@ -55,9 +55,9 @@ def test_replace_changes_only_what_it_is_told() -> None:
         ("transform", "multiply", "shift, affine"),
         ("conditioner", "cnn", "made, coupling"),
         ("base", "free", "learned, fixed"),
-        ("start", "zero", "data, biases, random"),
-        ("quiet", 1.0, "at least 0 and below 1; got 1.0"),
-        ("quiet", 0.1, "--quiet is of transformers and recurrent networks; leave it out"),
+        ("init", "zero", "data, biases, random"),
+        ("skip", 1.0, "at least 0 and below 1; got 1.0"),
+        ("skip", 0.1, "--skip is of transformers and recurrent networks; leave it out"),
         ("rotary", True, "--rotary is of transformers; leave it out"),
     ],
 )
@@ -140,6 +140,6 @@ def test_the_configuration_of_a_fit_run_holds_its_model(tmp_path: Path) -> None:
     fit(tiny_flow(), tiny_dataset(), out=tmp_path / "run", epochs=1, batch_size=64, device="cpu")
     options, model = read_config(tmp_path / "run/config.json")
     assert options.layers is None
-    assert options.estimator == "marginal"
+    assert options.estimator == "maximum-likelihood"
     assert model is not None
     assert [layer["conditioner"]["name"] for layer in model["layers"]] == ["made"]

@@ -39,16 +39,16 @@ TRANSFORMER = {"conditioner": "transformer", "width": 8, "heads": 2, "blocks": 1
 RECURRENT = {"conditioner": "recurrent", "width": 8, "blocks": 1}
 KINDS: dict[str, dict[str, Any]] = {
     "transformer": TRANSFORMER | {"dropout": 0.3},
-    "muon": TRANSFORMER | {"dropout": 0.3, "optimiser": "muon", "rotary": True, "quiet": 0.4},
+    "muon": TRANSFORMER | {"dropout": 0.3, "optimiser": "muon", "rotary": True, "skip": 0.4},
     "recurrent": RECURRENT | {"dropout": 0.3, "cell": "lstm"},
-    "recurrent, muon": RECURRENT | {"dropout": 0.3, "optimiser": "muon", "quiet": 0.4},
+    "recurrent, muon": RECURRENT | {"dropout": 0.3, "optimiser": "muon", "skip": 0.4},
     "mixture": TRANSFORMER | {"dropout": 0.2, "mixture": "natural,columns,random:1"},
     "mixture of MADEs": {"mixture": "2", "hidden": [8]},
     "mixture in turn": TRANSFORMER
     | {
         "dropout": 0.2,
         "mixture": "natural,columns",
-        "estimator": "marginal:split_batch=true",
+        "estimator": "maximum-likelihood:split_batch=true",
         "optimiser": "muon",
         "rotary": True,
     },
@@ -102,23 +102,25 @@ def test_a_run_that_an_earlier_version_began_goes_on(tmp_path: Path, kind: str) 
         train_run(options, tmp_path / "parts", StopAt({3}))
     config = read(tmp_path / "parts/config.json")
     network = config["model"]["layers"][0]["conditioner"]
-    for name in ("quiet", "rotary"):
+    for name, option in (("skipped", "skip"), ("rotary", "rotary")):
         network.pop(name, None)
-        config.pop(name)
+        config.pop(option)
     (tmp_path / "parts/config.json").write_text(json.dumps(config))
     resume_run(tmp_path / "parts", {})
     weights = [load_tensors(tmp_path / run, "weights") for run in ("whole", "parts")]
     assert all(torch.equal(weights[1][name], weight) for name, weight in weights[0].items())
 
 
-@pytest.mark.parametrize("changes", [{"rotary": True}, {"quiet": 0.45}, {"heads": 1}])
+@pytest.mark.parametrize("changes", [{"rotary": True}, {"skip": 0.45}, {"heads": 1}])
 def test_a_run_does_not_start_from_one_whose_network_looks_otherwise(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    train_run(images(tmp_path, "transformer", quiet=0.4), tmp_path / "run")
-    start = {"start": str(tmp_path / "run"), "quiet": 0.4} | changes
-    with pytest.raises(ConfigError, match=f"another --{next(iter(changes))} than what should start from it"):
-        train_run(images(tmp_path, "transformer", **start), tmp_path / "other")
+    train_run(images(tmp_path, "transformer", skip=0.4), tmp_path / "run")
+    given = {"init": str(tmp_path / "run"), "skip": 0.4} | changes
+    with pytest.raises(
+        ConfigError, match=f"another --{next(iter(changes))} than what is initialised from it"
+    ):
+        train_run(images(tmp_path, "transformer", **given), tmp_path / "other")
 
 
 def test_dropout_has_numbers_of_its_own(tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_dropout_has_numbers_of_its_own(tmp_path: Path) -> None:
 
 def _trained(flow: LatentFlow | Mixture, **options: Any) -> list[torch.Tensor]:
     usual = {"epochs": 2, "batch_size": 28, "device": "cpu", "optimiser": "sgd", "precision": "64-true"}
-    estimator = build_estimator(options.pop("estimator", "marginal"))
+    estimator = build_estimator(options.pop("estimator", "maximum-likelihood"))
     Trainer(flow, estimator, tiny_dataset(context=True), Options().replace(**(usual | options))).train()
     return [p.detach() for p in flow.parameters()]
 
@@ -145,8 +147,8 @@ def _trained(flow: LatentFlow | Mixture, **options: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("layers", "estimator"),
     [
-        (1, "marginal"),
-        (2, "marginal:samples=2"),
+        (1, "maximum-likelihood"),
+        (2, "maximum-likelihood:samples=2"),
         (1, "special-case:baseline=none"),
         (2, "straight-through"),
     ],
@@ -194,16 +196,18 @@ def test_grey_values_reach_every_part_of_a_batch() -> None:
         return LatentFlow([xf.Layer(xf.MADE(6, (8,)))], xf.FactorisedBase(6, learned=True))
 
     whole, cut = (
-        _trained_on_grey(flow(), "marginal:soft_targets=true", accumulate=count) for count in (1, 3)
+        _trained_on_grey(flow(), "maximum-likelihood:soft_targets=true", accumulate=count) for count in (1, 3)
     )
-    hard = _trained_on_grey(flow(), "marginal")
+    hard = _trained_on_grey(flow(), "maximum-likelihood")
     for found, expected, other in zip(cut, whole, hard, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
         assert not torch.equal(expected, other)
 
 
 def test_data_that_are_not_drawn_have_no_grey_values(tmp_path: Path) -> None:
-    options = tiny_options(images_file(tmp_path / "images.npy"), estimator="marginal:soft_targets=true")
+    options = tiny_options(
+        images_file(tmp_path / "images.npy"), estimator="maximum-likelihood:soft_targets=true"
+    )
     with pytest.raises(ConfigError, match="these data are fixed; leave soft_targets out of --estimator"):
         train_run(options, tmp_path / "run")
 
@@ -231,7 +235,7 @@ def test_the_record_of_an_epoch_in_parts(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the tracer's own making
 @pytest.mark.parametrize(
-    "kind", [{}, {"mixture": "2", "shared": False, "estimator": "marginal:split_batch=true"}]
+    "kind", [{}, {"mixture": "2", "shared": False, "estimator": "maximum-likelihood:split_batch=true"}]
 )
 def test_compiled_blocks_give_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
@@ -263,7 +267,7 @@ def test_options_reach_the_network(tmp_path: Path) -> None:
     assert (net.width, net.depth, net.heads, net.dropout, net.reach, net.shape) == (8, 2, 2, 0.25, 1, (4, 5))
     assert net.order[:4] == (0, 5, 10, 15)
     assert net.rotary
-    assert net.quiet == ()
+    assert net.skipped == ()
     options = tiny_options(data, **(RECURRENT | {"cell": "lstm"}))
     net = build_flow(options, build_data(options)).layers[0].conditioner
     assert isinstance(net, Recurrent)
@@ -273,7 +277,7 @@ def test_options_reach_the_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [TRANSFORMER, RECURRENT])
-def test_quiet_features_are_those_that_hardly_vary(tmp_path: Path, kind: dict[str, Any]) -> None:
+def test_skipped_features_are_those_that_hardly_vary(tmp_path: Path, kind: dict[str, Any]) -> None:
     rows = torch.zeros(200, 4, dtype=torch.int64)
     rows[:, 0] = torch.arange(200) % 3
     rows[:30, 1] = 1
@@ -282,10 +286,10 @@ def test_quiet_features_are_those_that_hardly_vary(tmp_path: Path, kind: dict[st
     rows[:3, 3] = 2  # usually 1
     np.save(tmp_path / "rows.npy", rows.numpy())
     for share, expected in ((0.0, ()), (0.005, (2,)), (0.014, (2,)), (0.015, (2, 3)), (0.3, (1, 2, 3))):
-        options = tiny_options(tmp_path / "rows.npy", **(kind | {"quiet": share, "validation": 0, "test": 0}))
+        options = tiny_options(tmp_path / "rows.npy", **(kind | {"skip": share, "validation": 0, "test": 0}))
         net = build_flow(options, build_data(options)).layers[0].conditioner
         assert isinstance(net, SequenceConditioner)
-        assert net.quiet == expected
+        assert net.skipped == expected
 
 
 def test_their_usual_sizes(tmp_path: Path) -> None:
@@ -325,7 +329,7 @@ def test_a_mixture_shares_its_network_or_not(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         (TRANSFORMER | {"reach": 2}, "the data have no two-dimensional shape; leave --reach out"),
-        (TRANSFORMER | {"quiet": 0.9}, "at least one must take a step; lower --quiet below"),
+        (TRANSFORMER | {"skip": 0.9}, "at least one must take a step; lower --skip below"),
         (TRANSFORMER | {"width": 6, "rotary": True}, "width=6 with heads=2 gives a head 3"),
         (TRANSFORMER | {"order": "columns"}, "needs the two-dimensional shape of 6 features"),
         (TRANSFORMER | {"heads": 3}, "width is a multiple of heads, and got width=8 with heads=3"),
@@ -340,9 +344,12 @@ def test_a_mixture_shares_its_network_or_not(tmp_path: Path) -> None:
         ({"mixture": "2", "layers": 2}, "leave --layers and --posterior out"),
         ({"mixture": "2", "posterior": "mlp"}, "leave --layers and --posterior out"),
         ({"mixture": "2", "estimator": "straight-through"}, "StraightThrough trains single flows"),
-        ({"estimator": "marginal:split_batch=true"}, "split_batch is for the components of a mixture"),
         (
-            {"estimator": "marginal:soft_targets=true"},
+            {"estimator": "maximum-likelihood:split_batch=true"},
+            "split_batch is for the components of a mixture",
+        ),
+        (
+            {"estimator": "maximum-likelihood:soft_targets=true"},
             "soft_targets is for binary features in flows of depth 1",
         ),
     ],

@@ -13,7 +13,7 @@ from xorflow.errors import ConfigError, ModelError
 from xorflow.flows import LatentFlow
 from xorflow.training import Options
 from xorflow.training.init import category_frequencies
-from xorflow.training.run import started_flow
+from xorflow.training.run import initialised_flow
 
 SIZES = {"bits": (2,) * 4, "three": (3,) * 3, "mixed": (2, 4, 3)}
 NETWORKS = {
@@ -98,7 +98,7 @@ def test_the_start_is_near_the_best_constant_model(
     begun = 0
     for layers in (1, 2):
         try:
-            flow = started_flow(options_of(network, base, layers, posterior), data)
+            flow = initialised_flow(options_of(network, base, layers, posterior), data)
         except (
             ConfigError,
             ModelError,

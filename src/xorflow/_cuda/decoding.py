@@ -47,7 +47,7 @@ def at_once(walks: Sequence[Walk], y: Tensor, uniforms: Tensor) -> Tensor | None
         uniforms: noise (B, D), in the same arrangement.
     """
     parts = [part for part in (walk.launchable() for walk in walks) if part is not None]
-    alike = len(parts) == len(walks) and len({part.net.quiet for part in parts}) == 1
+    alike = len(parts) == len(walks) and len({part.net.skipped for part in parts}) == 1
     if not alike or y.dim() != 2 or not devices.decodes_in_launches(y.device):
         return None
     try:
@@ -62,7 +62,7 @@ class LaunchedWalk:
     """One walk of conditioners on binary states, for xor; u is drawn by the mean of their probabilities.
 
     Args:
-        parts: the conditioners, with the same ordering and the same quiet features, at the beginning of their walks.
+        parts: the conditioners, with the same ordering and the same skipped features, at the beginning of their walks.
         y: base states (B, D), in the arrangement of the ordering.
         uniforms: noise (B, D), in the same arrangement.
     """
@@ -77,11 +77,11 @@ class LaunchedWalk:
     def run(self) -> Tensor:
         """x (B, D) in the arrangement of the ordering."""
         steps = self._net.steps_before
-        loud, quiet = self._recorded(self._take_step), None
-        if self._net.quiet:
-            quiet = self._recorded(self._pass_by)
+        active, skipped = self._recorded(self._take_step), None
+        if self._net.skipped:
+            skipped = self._recorded(self._pass_by)
         for rank in range(self._net.features):
-            launch = loud if quiet is None or steps[rank + 1] > steps[rank] else quiet
+            launch = active if skipped is None or steps[rank + 1] > steps[rank] else skipped
             launch()
         if devices.captures(self._y.device):  # the launches use memory that goes with them
             torch.cuda.current_stream(self._y.device).synchronize()
@@ -99,7 +99,7 @@ class LaunchedWalk:
         return net.net.outputs(part.core.extend_by_one(hidden, where, part.memory, self._step))
 
     def _pass_by(self) -> None:
-        """A quiet feature."""
+        """A skipped feature."""
         self._settle([part.net.aside([self._values], self._rank) for part in self._parts])
 
     def _settle(self, outputs: list[Tensor]) -> None:

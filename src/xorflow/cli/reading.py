@@ -40,7 +40,7 @@ xorflow sample runs/demo --count 64 --out digits.png
 
 xorflow sample runs/people --count 1000 --out people.csv
 
-xorflow sample runs/demo --reading refitted --out bijection.png
+xorflow sample runs/demo --flow refitted --out bijection.png
 """
 SCORE_EXAMPLES = """
 [bold]Examples[/bold]
@@ -62,7 +62,7 @@ Memory = Annotated[
         show_default=False,
     ),
 ]
-Reading = Annotated[
+Which = Annotated[
     str,
     typer.Option(
         help="latent; deterministic (the most probable bijection); or refitted, the same on a base fitted to it by a pass "
@@ -108,7 +108,7 @@ def _figures(row: dict[str, Any]) -> dict[str, str]:
         "negative log-likelihood": f"{row['nll']:.3f}{stderr}",
         "  which is": kind,
         "  bits per dimension": f"{row['bits_per_dim']:.4f}",
-        "deterministic reading": f"{row['greedy_nll']:.3f}",
+        "deterministic likelihood": f"{row['greedy_nll']:.3f}",
         "  with its base refitted": f"{row['refit_nll']:.3f}",
         "least that the base allows": f"{row['floor']:.3f}",
         "rows": f"{row['rows']:,}",
@@ -120,7 +120,7 @@ def sample(
     count: Annotated[int, typer.Option("--count", "-n", help="How many.")] = 100,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A .png (images), .npy or .csv file to write.")] = None,
-    reading: Reading = "latent",
+    flow: Which = "latent",
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -132,9 +132,9 @@ def sample(
     opened = training.open_run(run, device=device)
     if out is not None:
         _check_suffix(out, (".npy", ".csv", ".png") if _is_image(opened) else (".npy", ".csv"))
-    flow = _reading(opened, reading)
+    chosen = _chosen(opened, flow)
     with out_of_memory_as_error("lower --count"):
-        x = draw(flow, count, seed)
+        x = draw(chosen, count, seed)
     if out is not None:
         _write(out, x, opened)
     if as_json:
@@ -151,7 +151,7 @@ def score(
         Path, typer.Option(help="A .npy, .npz or .csv file with the run's columns.", show_default=False)
     ],
     out: Annotated[Path | None, typer.Option(help="A .csv or .npy file to write; printed otherwise.")] = None,
-    reading: Reading = "latent",
+    flow: Which = "latent",
     samples: Annotated[
         int, typer.Option(help="Importance samples, where there is no exact likelihood.")
     ] = 64,
@@ -170,12 +170,12 @@ def score(
             "score takes data without context, and this run is conditioned on it; use xorflow.load in Python"
         )
     x = load_rows(data, categories=opened.flow.states.sizes, codec=opened.codec, shape=opened.shape)
-    flow = _reading(opened, reading, most)  # may take long, so after all that may be refused
+    chosen = _chosen(opened, flow, most)  # may take long, so after all that may be refused
     with out_of_memory_as_error("lower --memory, or score fewer rows at a time"):
-        if isinstance(flow, LatentFlow) and not flow.has_closed_form:
-            found = likelihoods.importance(flow, x, samples=samples, memory=most)
+        if isinstance(chosen, LatentFlow) and not chosen.has_closed_form:
+            found = likelihoods.importance(chosen, x, samples=samples, memory=most)
         else:
-            found = likelihoods.exact(flow, x, memory=most)
+            found = likelihoods.exact(chosen, x, memory=most)
     values = found.values.cpu()
     if out is not None:
         _write_scores(out, values)
@@ -277,15 +277,15 @@ def _check_samples(samples: int) -> None:
         raise ConfigError(f"--samples is at least 1; got {samples}")
 
 
-_READINGS = ("latent", "deterministic", "refitted")
+_FLOWS = ("latent", "deterministic", "refitted")
 
 
-def _reading(opened: Run, reading: str, memory: int | None = None) -> Flow | LatentFlow | Mixture:
-    if reading not in _READINGS:
-        raise ConfigError(f"--reading is one of {', '.join(_READINGS)}; got {reading!r}")
-    if reading == "latent":
+def _chosen(opened: Run, flow: str, memory: int | None = None) -> Flow | LatentFlow | Mixture:
+    if flow not in _FLOWS:
+        raise ConfigError(f"--flow is one of {', '.join(_FLOWS)}; got {flow!r}")
+    if flow == "latent":
         return opened.flow
-    if reading == "deterministic":
+    if flow == "deterministic":
         return opened.flow.greedy()
     train = opened.data().to(opened.flow.device).train
     with (

@@ -38,7 +38,7 @@ def run_figures(result: dict[str, Any], part: str, paper_nll: float | None = Non
         Figure(
             "this flow, deterministic",
             _with_error(found["refit_nll"], found.get("refit_stderr")),
-            "The deterministic reading takes the most probable transformation every time; its likelihood is "
+            "The deterministic flow takes the most probable transformation every time; its likelihood is "
             "exact, on a base refitted to the training data.",
         ),
         Figure(
@@ -61,7 +61,7 @@ def run_figures(result: dict[str, Any], part: str, paper_nll: float | None = Non
 
 
 def _latent(found: dict[str, Any]) -> str:
-    opening = "The latent reading draws its transformation from a distribution; "
+    opening = "The latent flow draws its transformation from a distribution; "
     if found["kind"] == "exact":
         return opening + "its likelihood is exact, with all of them summed out."
     return opening + f"this is an upper bound, on average, from {found['samples']:,} samples a row."

@@ -44,8 +44,8 @@ that of its folder, and options of its own. What is given here overrides both.
 
 _PANELS = {
     "Data": "data categories validation test data_seed label",
-    "Model": "recipe layers conditioner hidden width blocks heads cell dropout rotary quiet reach order mixture "
-    "shared mask direct variant own posterior transform base p0 start",
+    "Model": "recipe layers conditioner hidden width blocks heads cell dropout rotary skip reach order mixture "
+    "shared mask direct variant own posterior transform base p0 init",
     "Training": "estimator epochs batch_size accumulate lr schedule warmup optimiser weight_decay clip average "
     "validate_every select precision compile",
     "Run": "seed device checkpoint_seconds evaluation_samples tensorboard",

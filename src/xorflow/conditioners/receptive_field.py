@@ -19,12 +19,12 @@ def receptive_fields(
     shape: tuple[int, int] | None,
     reach: int,
     dependences: list[Dependence],
-    quiet: tuple[int, ...],
+    skipped: tuple[int, ...],
 ) -> tuple[Tensor, Tensor]:
     """For each source and step the features looked at, and whether they may be: both (sources, D, looks).
 
     The first look is at the feature visited before the step's own, or at the own one where a source is seen up to it. If some
-    are quiet, the second is at the last one before it that is not, so that every value of those enters the core. The others
+    are skipped, the second is at the last one before it that is not, so that every value of those enters the core. The others
     are at the pixels around it: those that the ordering visits later, or that are not there, are not seen.
     """
     visits, rank = torch.tensor(order), ranks(order)
@@ -32,8 +32,8 @@ def receptive_fields(
     around, visible = _neighbours(visits, shape, reach)
     visible = visible & (rank[around] < rank[visits, None])
     begun = (torch.arange(len(order)) > 0)[:, None]
-    if quiet:
-        last, there = _last_active(order, quiet)
+    if skipped:
+        last, there = _last_active(order, skipped)
         around, visible = torch.cat([last[:, None], around], 1), torch.cat([there[:, None], visible], 1)
     looks, seen = [], []
     for dependence in dependences:
@@ -43,14 +43,14 @@ def receptive_fields(
     return torch.stack(looks), torch.stack(seen)
 
 
-def _last_active(order: tuple[int, ...], quiet: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """For each rank the last feature before it that is not quiet, and whether there is one beyond the one just before."""
+def _last_active(order: tuple[int, ...], skipped: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """For each rank the last feature before it that is not skipped, and whether there is one beyond the one just before."""
     found, there = [], []
-    loud, last = set(order) - set(quiet), None
+    active, last = set(order) - set(skipped), None
     for rank, feature in enumerate(order):
         found.append(order[0] if last is None else last)
         there.append(last is not None and last != order[rank - 1])
-        last = feature if feature in loud else last
+        last = feature if feature in active else last
     return torch.tensor(found), torch.tensor(there)
 
 
@@ -73,17 +73,17 @@ def coordinates(visits: Tensor, shape: tuple[int, int] | None) -> Tensor:
     return torch.stack([visits // shape[1], visits % shape[1]], 1)
 
 
-def checked_skipped(quiet: Sequence[int], features: int) -> tuple[int, ...]:
+def checked_skipped(skipped: Sequence[int], features: int) -> tuple[int, ...]:
     """In increasing order."""
     try:
-        given = [operator.index(d) for d in quiet]
+        given = [operator.index(d) for d in skipped]
     except TypeError:
-        raise ModelError(f"quiet is a list of whole numbers, those of features; got {quiet!r}") from None
+        raise ModelError(f"skipped is a list of whole numbers, those of features; got {skipped!r}") from None
     found = tuple(sorted(set(given)))
     if len(found) != len(given) or not all(0 <= d < features for d in found):
-        raise ModelError(f"quiet names features, from 0 to {features - 1}, once each; got {given}")
+        raise ModelError(f"skipped names features, from 0 to {features - 1}, once each; got {given}")
     if len(found) == features:
         raise ModelError(
-            f"quiet names all {features} features, and at least one must take a step; leave some out"
+            f"skipped names all {features} features, and at least one must take a step; leave some out"
         )
     return found

@@ -36,7 +36,7 @@ class Recurrent(SequenceConditioner):
         choices: U_d, the number of values of u; as many as categories by default (a shift).
         sees: the inputs, `{"state": "before"}` by default.
         context: the number of context features, which every step sees.
-        quiet: features that take no step, because they hardly vary; see `SequenceConditioner`.
+        skipped: features that take no step, because they hardly vary; see `SequenceConditioner`.
 
     >>> from xorflow.conditioners import Source
     >>> net = Recurrent(6, width=8, cell="lstm")
@@ -59,7 +59,7 @@ class Recurrent(SequenceConditioner):
         choices: int | Sequence[int] | None = None,
         sees: Mapping[str, str] | None = None,
         context: int = 0,
-        quiet: Sequence[int] = (),
+        skipped: Sequence[int] = (),
     ) -> None:
         super().__init__(
             features,
@@ -71,7 +71,7 @@ class Recurrent(SequenceConditioner):
             choices=choices,
             sees=sees,
             context=context,
-            quiet=quiet,
+            skipped=skipped,
         )
         if depth < 1:
             raise ModelError(f"a recurrent network has at least one layer, and got depth={depth}")

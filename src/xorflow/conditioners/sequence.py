@@ -122,7 +122,7 @@ class SequenceNetwork(nn.Module):
     """All weights that do not depend on an ordering, which several conditioners may therefore share."""
 
     def __init__(
-        self, embed: Embedding, core: Core, width: int, outputs: tuple[int, int], drop: float, *, quiet: bool
+        self, embed: Embedding, core: Core, width: int, outputs: tuple[int, int], drop: float, *, skips: bool
     ) -> None:
         super().__init__()
         self.embed = embed
@@ -133,7 +133,7 @@ class SequenceNetwork(nn.Module):
         nn.init.normal_(self.head.weight, std=_SMALL)
         self.bias = nn.Parameter(torch.zeros(outputs))  # by feature
         looked = embed.values.shape[0]
-        self.aside = nn.Parameter(torch.zeros(looked, outputs[1])) if quiet else None  # of quiet features
+        self.aside = nn.Parameter(torch.zeros(looked, outputs[1])) if skips else None  # of skipped features
 
     def forward(self, hidden: Tensor, where: Tensor) -> Tensor:
         """Embedded steps (N, S, width) to outputs (N, S, O) without their bias."""
@@ -151,9 +151,9 @@ class SequenceConditioner(Conditioner):
     Step r looks at the value of the feature visited before it and, in an image, at the pixels around its own that were visited
     earlier, whatever the ordering. What else it may see reaches it through the core.
 
-    Quiet features, those that hardly ever vary, take no step: their logits are one linear function, the same for all, of what
+    Skipped features, those that hardly ever vary, take no step: their logits are one linear function, the same for all, of what
     they look at, and a bias of their own. Neither the core nor the context reaches them, and others see them by looking only.
-    The core then has so much less to do. Where there are quiet features, everything also looks at the last one before it that
+    The core then has so much less to do. Where features are skipped, everything also looks at the last one before it that
     is not.
 
     Args:
@@ -166,7 +166,7 @@ class SequenceConditioner(Conditioner):
         choices: U_d, the number of values of u; as many as categories by default (a shift).
         sees: the inputs, each `before` or `up to`.
         context: the number of context features, which every step sees.
-        quiet: the features that take no step.
+        skipped: the features that take no step.
     """
 
     net: SequenceNetwork
@@ -175,7 +175,7 @@ class SequenceConditioner(Conditioner):
     looks: Tensor
     seen: Tensor
     where: Tensor
-    loud: Tensor
+    active: Tensor
     silent: Tensor
 
     def __init__(
@@ -190,7 +190,7 @@ class SequenceConditioner(Conditioner):
         choices: int | Sequence[int] | None,
         sees: Mapping[str, str] | None,
         context: int,
-        quiet: Sequence[int] = (),
+        skipped: Sequence[int] = (),
     ) -> None:
         image = None if shape is None else image_shape(shape, features, "a network on images")
         super().__init__(
@@ -213,8 +213,8 @@ class SequenceConditioner(Conditioner):
         self.width, self.shape, self.reach = width, image, reach
         assert self.order is not None
         self._order_as_given = order if isinstance(order, str) else list(self.order)
-        self.quiet = checked_skipped(quiet, features)
-        looks, seen = receptive_fields(self.order, image, reach, list(self.sees.values()), self.quiet)
+        self.skipped = checked_skipped(skipped, features)
+        looks, seen = receptive_fields(self.order, image, reach, list(self.sees.values()), self.skipped)
         self.register_buffer("visits", torch.tensor(self.order), persistent=False)  # (D,)
         self.register_buffer("looks", looks, persistent=False)  # (sources, D, looks)
         self.register_buffer("seen", seen.to(torch.get_default_dtype()), persistent=False)
@@ -224,20 +224,20 @@ class SequenceConditioner(Conditioner):
     def _lay_out(self) -> None:
         """Which ranks of the ordering are steps, where these lie, and where each feature's outputs are found after them."""
         apart = torch.zeros(self.features, dtype=torch.bool)
-        apart[list(self.quiet)] = True
+        apart[list(self.skipped)] = True
         apart = apart[self.visits]  # by rank
-        loud, silent = (~apart).nonzero().flatten(), apart.nonzero().flatten()
+        active, silent = (~apart).nonzero().flatten(), apart.nonzero().flatten()
         self.steps_before = [0, *(~apart).cumsum(0).tolist()]  # by rank
-        found = torch.cat([loud, silent])  # ranks, in the order in which their outputs come
+        found = torch.cat([active, silent])  # ranks, in the order in which their outputs come
         places = torch.empty_like(found)
         places[self.visits[found]] = torch.arange(self.features)
-        where = coordinates(self.visits, self.shape)[loud].to(torch.get_default_dtype())
-        for name, value in {"loud": loud, "silent": silent, "places": places, "where": where}.items():
+        where = coordinates(self.visits, self.shape)[active].to(torch.get_default_dtype())
+        for name, value in {"active": active, "silent": silent, "places": places, "where": where}.items():
             self.register_buffer(name, value, persistent=False)
-        self._in_place = not self.quiet and self.order == tuple(range(self.features))
+        self._in_place = not self.skipped and self.order == tuple(range(self.features))
 
     def turning_points(self) -> list[int]:
-        """The ranks at which quiet features follow others, or others them."""
+        """The ranks at which skipped features follow others, or others them."""
         steps = [after - before for before, after in itertools.pairwise(self.steps_before)]
         return [rank for rank in range(1, self.features) if steps[rank] != steps[rank - 1]]
 
@@ -247,7 +247,7 @@ class SequenceConditioner(Conditioner):
         count = len(self.sees) * looks
         embed = Embedding(self.features, self.width, self.shape, count, inputs, self.context_features)
         outputs = (self.features, _floats(self.choices))
-        return SequenceNetwork(embed, core, self.width, outputs, drop, quiet=bool(self.quiet))
+        return SequenceNetwork(embed, core, self.width, outputs, drop, skips=bool(self.skipped))
 
     def config(self) -> dict[str, Any]:
         return super().config() | {
@@ -255,7 +255,7 @@ class SequenceConditioner(Conditioner):
             "order": self._order_as_given,
             "shape": None if self.shape is None else list(self.shape),
             "reach": self.reach,
-            "quiet": list(self.quiet),
+            "skipped": list(self.skipped),
             "sees": {str(source): str(dependence) for source, dependence in self.sees.items()},
         }
 
@@ -295,7 +295,7 @@ class SequenceConditioner(Conditioner):
         )
 
     def _pass(self, rows: list[Tensor], context: Tensor | None) -> Tensor:
-        steps = self.loud if self.quiet else slice(None)
+        steps = self.active if self.skipped else slice(None)
         out = self.net(self.embedded(rows, self.fixed_part(context), steps), self.where)
         if self.net.aside is not None:
             out = torch.cat([out, self.aside(rows, self.silent)], 1)
@@ -317,7 +317,7 @@ class SequenceConditioner(Conditioner):
         return self._looked(rows, steps) @ self.net.embed.values + fixed[..., steps, :]
 
     def aside(self, rows: list[Tensor], steps: Tensor | slice) -> Tensor:
-        """The outputs (N, b, O) of the quiet features of some ranks, without their bias."""
+        """The outputs (N, b, O) of the skipped features of some ranks, without their bias."""
         assert self.net.aside is not None
         with torch.autocast(rows[0].device.type, enabled=False):
             return self._looked(rows, steps).to(self.net.aside.dtype) @ self.net.aside
@@ -377,7 +377,7 @@ class Walk:
             self._put(block, x)
         net, steps = self._net, slice(block.first, block.last)
         first, last = net.steps_before[block.first], net.steps_before[block.last]
-        if first == last:  # of quiet features
+        if first == last:  # of skipped features
             out = net.aside([self._values], steps)
         else:
             hidden = net.embedded([self._values], self._fixed, steps)

@@ -45,7 +45,7 @@ class CausalTransformer(SequenceConditioner):
         choices: U_d, the number of values of u; as many as categories by default (a shift).
         sees: the inputs, `{"state": "before"}` by default.
         context: the number of context features, which every step sees.
-        quiet: features that take no step, because they hardly vary; see `SequenceConditioner`.
+        skipped: features that take no step, because they hardly vary; see `SequenceConditioner`.
         rotary: queries and keys are turned by angles in proportion to where their steps lie, so that what one attends to may
             depend on how far away it is, the same everywhere.
 
@@ -70,7 +70,7 @@ class CausalTransformer(SequenceConditioner):
         choices: int | Sequence[int] | None = None,
         sees: Mapping[str, str] | None = None,
         context: int = 0,
-        quiet: Sequence[int] = (),
+        skipped: Sequence[int] = (),
         rotary: bool = False,
     ) -> None:
         super().__init__(
@@ -83,7 +83,7 @@ class CausalTransformer(SequenceConditioner):
             choices=choices,
             sees=sees,
             context=context,
-            quiet=quiet,
+            skipped=skipped,
         )
         if depth < 1:
             raise ModelError(f"a transformer has at least one block, and got depth={depth}")

@@ -63,7 +63,7 @@ class Analytic(Estimator):
         if flow.depth != 1:
             raise ModelError(
                 f"the analytic gradient sums every choice out, which needs one layer; with {flow.depth} layers the sum over "
-                "the earlier ones has no closed form: use special-case:sum_last=true or marginal"
+                "the earlier ones has no closed form: use special-case:sum_last=true or maximum-likelihood"
             )
         if not flow.last_layer_summable:
             raise ModelError(

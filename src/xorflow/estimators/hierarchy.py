@@ -71,7 +71,7 @@ def require_binary(flow: LatentFlow, name: str) -> None:
             widest = layer.transform.choices.width
             raise ModelError(
                 f"{name} is for choices between two values, and layer {index + 1} has features with {widest}; "
-                "use leave-one-out, double-cv or multi-sample"
+                "use leave-one-out, double-cv or vimco"
             )
 
 

@@ -129,8 +129,8 @@ def _mean_of_split_batch(
     components = flow.latent_components()
     if len(x) < len(components):
         raise ModelError(
-            f"components in turn need a row each, and {len(x)} rows came for {len(components)} components; choose larger "
-            "batches, or pass them in fewer parts (--accumulate)"
+            f"components that split a batch need a row each, and {len(x)} rows came for {len(components)} components; "
+            "choose larger batches, or pass them in fewer parts (--accumulate)"
         )
     means = []
     for component, rows in zip(components, torch.arange(len(x)).tensor_split(len(components)), strict=True):

@@ -51,14 +51,14 @@ from xorflow.training.step import Trainable
 from xorflow.transforms import ModularAffine, ModularShift, Transform
 
 ESTIMATORS: dict[str, type[Estimator]] = {
-    "marginal": MaximumLikelihood,
+    "maximum-likelihood": MaximumLikelihood,
     "straight-through": StraightThrough,
     "special-case": SpecialCase,
     "full-posterior": FullPosterior,
     "proposal-prefix": ProposalPrefix,
     "analytic": Analytic,
     "leave-one-out": LeaveOneOut,
-    "multi-sample": VIMCO,
+    "vimco": VIMCO,
     "disarm": DisARM,
     "arms": ARMS,
     "rebar": Rebar,
@@ -123,7 +123,7 @@ def build_flow(options: Options, dataset: Dataset) -> Trainable:
     first, *others = mixture_orders(options.mixture, _image_shape(dataset) is not None)
     flow = _build_one(options, dataset, [first])
     estimator = build_estimator(options.estimator)
-    # in turn, all components count alike
+    # where the batch is split, all components count alike
     learned = not (isinstance(estimator, MaximumLikelihood) and estimator.split_batch)
     return Mixture(
         [flow, *(_build_another(options, dataset, flow, order) for order in others)], learned=learned
@@ -222,11 +222,11 @@ def _sequence_conditioner(
     shape = _image_shape(dataset)
     if options.reach and shape is None:
         raise ConfigError(
-            "reach is of networks that look at the pixels around them, and the data have no two-dimensional shape; leave "
+            "reach is the receptive field of networks on images, and the data have no two-dimensional shape; leave "
             "--reach out"
         )
     shared = shared | {"order": order, "shape": shape, "dropout": options.dropout}
-    shared["quiet"] = skipped_features(dataset, options.quiet)
+    shared["skipped"] = skipped_features(dataset, options.skip)
     given = {"width": options.width, "depth": options.blocks, "reach": options.reach}
     shared |= {name: value for name, value in given.items() if value is not None}
     if options.conditioner == "transformer":
@@ -244,7 +244,7 @@ def skipped_features(dataset: Dataset, share: float) -> list[int]:
     if len(found) == dataset.features:
         raise ConfigError(
             f"all {dataset.features} features have their usual value in all but a share of {share:g} of the rows, and at least "
-            f"one must take a step; lower --quiet below {float(others.max()):.3g}"
+            f"one must take a step; lower --skip below {float(others.max()):.3g}"
         )
     return found
 
@@ -275,7 +275,7 @@ def _posterior(
     if options.posterior == "diagonal":
         return Diagonal(dataset.features, sees="state" if "state" in before else "x", **shared)
     # Bayes' rule, where posteriors begin, is linear
-    direct = options.start != "biases"
+    direct = options.init != "biases"
     if options.posterior in ("mlp", "linear"):
         hidden = options.hidden if options.posterior == "mlp" else ()
         return MLP(dataset.features, hidden, sees=["x", *before], direct=direct, **shared)
@@ -307,7 +307,7 @@ def layer_orders(order: str, layers: int) -> list[str]:
 def build_estimator(text: str) -> Estimator:
     """An estimator from its name and options.
 
-    >>> build_estimator("marginal:samples=8").samples
+    >>> build_estimator("maximum-likelihood:samples=8").samples
     8
     """
     name, _, tail = text.partition(":")

@@ -35,7 +35,7 @@ def init_from_flow(flow: LatentFlow, before: LatentFlow, what: str, *, keep_base
     offset = flow.depth - before.depth
     if offset < 0:
         raise ConfigError(
-            f"{what} has {before.depth} layers, and a run that starts from it has as many or more; got {flow.depth}"
+            f"{what} has {before.depth} layers, and a run that is initialised from it has as many or more; got {flow.depth}"
         )
     for number, layer in enumerate(before.layers, 1):
         _take_over(flow.layers[offset + number - 1], layer, f"layer {number} of {what}")
@@ -49,13 +49,15 @@ def _take_over(module: nn.Module, other: nn.Module, what: str) -> None:
     mine, theirs = module.state_dict(), other.state_dict()
     if {name: t.shape for name, t in mine.items()} != {name: t.shape for name, t in theirs.items()}:
         raise ConfigError(
-            f"{what} has other weights than what should start from it: choose the same conditioner, hidden widths, "
+            f"{what} has other weights than what is initialised from it: choose the same conditioner, hidden widths, "
             "posterior and data"
         )
-    for name in ("rotary", "quiet", "heads"):  # of no shape
+    for name, option in (("rotary", "rotary"), ("skipped", "skip"), ("heads", "heads")):  # of no shape
         own, before = _settings_of(module, name), _settings_of(other, name)
         if own != before:
-            raise ConfigError(f"{what} has another --{name} than what should start from it: choose the same")
+            raise ConfigError(
+                f"{what} has another --{option} than what is initialised from it: choose the same"
+            )
     if isinstance(module, Layer) and isinstance(other, Layer):
         _require_same_order(module.conditioner, other.conditioner, what)
     module.load_state_dict(theirs)
@@ -65,7 +67,8 @@ def _require_same_order(net: Conditioner, before: Conditioner, what: str) -> Non
     """Weights that were learned for features before others mean nothing in another ordering."""
     if net.order != before.order:
         raise ConfigError(
-            f"{what} has another ordering than the layer that should start from it: choose the same --order for the last layers"
+            f"{what} has another ordering than the layer that is initialised from it: choose the same --order for the last "
+            "layers"
         )
 
 

@@ -14,7 +14,7 @@ from xorflow.errors import ConfigError
 from xorflow.training import recipes
 from xorflow.training.storage import read_json
 
-CONFIG_VERSION = 2
+CONFIG_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,10 @@ class Options:
         cell: of a recurrent network, `gru` or `lstm`.
         dropout: the share of a transformer's or a recurrent network's units left out in training.
         rotary: a transformer's attention sees how far away things are.
-        quiet: features that have another value than their usual one in at most this share of rows are no steps of a transformer
-            or a recurrent network (0: all are).
-        reach: how many rows and columns around a pixel those two look at directly; by default 2 for images.
+        skip: a transformer or a recurrent network takes no step for features that have another value than their usual one in at
+            most this share of rows (0: it takes all).
+        reach: the receptive field of those two: how many rows and columns around a pixel they see directly; by default 2 for
+            images.
         order: `natural`, `reversed`, `alternating`, `random`, `random:SEED`, of images also `columns`, `columns-reversed`,
             `outward` and `inward`; or one a layer, with commas.
         mixture: `none`; or the orderings, with commas, of several flows that are mixed; or how many orderings.
@@ -55,10 +56,10 @@ class Options:
         transform: `shift` or `affine` (modulo K).
         base: `learned` or `fixed`.
         p0: the base's probability of category 0, the first one if learned; by default 0.9, learned 0.998.
-        start: `data` begins at independent features, posteriors at Bayes' rule; `biases` with the generators' output biases
+        init: `data` begins at independent features, posteriors at Bayes' rule; `biases` with the generators' output biases
             alone at the data's frequencies, `random` as the networks come; or RUN, the folder of a finished run, whose layers
             become the last ones, the others near the identity, and whose base is taken over unless p0 is given.
-        estimator: its name, with options as in `marginal:samples=8`.
+        estimator: its name, with options as in `maximum-likelihood:samples=8`.
         epochs: passes over the training data.
         batch_size: rows a step.
         accumulate: how many parts the rows of a step pass in, one after the other, to save memory.
@@ -71,10 +72,11 @@ class Options:
         average: decay of the exponential average of the weights, which is then what is evaluated (0: none).
         seed: of weights, order of rows, and noise.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps`.
-        precision: `auto` (`tf32` on CUDA), `32-true`, `tf32` products, `bf16-mixed`, `16-mixed` or `64-true`; of training.
+        precision: of training: `auto` (`tf32` on CUDA), `32-true`, `tf32` (of matrix products), `bf16-mixed`, `16-mixed` or
+            `64-true`.
         compile: compile a transformer's blocks on CUDA: a minute at the start, and quicker steps. Elsewhere it does nothing.
         validate_every: epochs between validations.
-        select: the weights kept are best on validation data by `likelihood`, or by that of the `greedy` reading.
+        select: the weights kept are best on validation data by `likelihood`, or by that of the deterministic flow, `greedy`.
         checkpoint_seconds: how often, at least, progress is saved.
         evaluation_samples: S of the importance-sampled bound, where there is no exact likelihood.
         tensorboard: also write TensorBoard event files.
@@ -96,7 +98,7 @@ class Options:
     cell: str = "gru"
     dropout: float = 0.1
     rotary: bool = False
-    quiet: float = 0.0
+    skip: float = 0.0
     reach: int | None = None
     order: str = "natural"
     mixture: str = "none"
@@ -109,8 +111,8 @@ class Options:
     transform: str = "shift"
     base: str = "learned"
     p0: float | None = None
-    start: str = "data"
-    estimator: str = "marginal"
+    init: str = "data"
+    estimator: str = "maximum-likelihood"
     epochs: int = 30
     batch_size: int = 128
     accumulate: int = 1
@@ -135,7 +137,7 @@ class Options:
         self._check_choices()
         self._check_ranges()
         self._check_network()
-        self._check_start()
+        self._check_init()
         recipes.check_data(self.recipe, self.data)
 
     def _check_choices(self) -> None:
@@ -155,8 +157,8 @@ class Options:
                 raise ConfigError(f"{name} is below 2^40; got {getattr(self, name)}")
         if not 0 <= self.average < 1:
             raise ConfigError(f"average is a decay of at least 0 and below 1; got {self.average}")
-        if not 0 <= self.quiet < 1:
-            raise ConfigError(f"quiet is a share of rows, at least 0 and below 1; got {self.quiet}")
+        if not 0 <= self.skip < 1:
+            raise ConfigError(f"skip is a share of rows, at least 0 and below 1; got {self.skip}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout is a share of at least 0 and below 1; got {self.dropout}")
         if self.p0 is not None and not 0 < self.p0 < 1:
@@ -181,16 +183,16 @@ class Options:
             raise ConfigError(
                 "--rotary is of transformers; leave it out, or give --no-rotary beside a recipe that has it"
             )
-        if self.quiet and self.conditioner not in ("transformer", "recurrent"):
+        if self.skip and self.conditioner not in ("transformer", "recurrent"):
             raise ConfigError(
-                "--quiet is of transformers and recurrent networks; leave it out, or give --quiet 0 beside a recipe that has it"
+                "--skip is of transformers and recurrent networks; leave it out, or give --skip 0 beside a recipe that has it"
             )
 
-    def _check_start(self) -> None:
-        if self.start not in STARTS and "/" not in self.start and "\\" not in self.start:
+    def _check_init(self) -> None:
+        if self.init not in INITS and "/" not in self.init and "\\" not in self.init:
             raise ConfigError(
-                f"start is one of {', '.join(STARTS)}, or the folder of a run, written with a slash, as in ./runs/demo; "
-                f"got {self.start!r}"
+                f"init is one of {', '.join(INITS)}, or the folder of a run, written with a slash, as in ./runs/demo; "
+                f"got {self.init!r}"
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -223,7 +225,7 @@ OF_A_MODEL = (
         "cell",
         "dropout",
         "rotary",
-        "quiet",
+        "skip",
         "reach",
     ),
     *("order", "mixture", "shared", "mask", "direct"),
@@ -231,8 +233,8 @@ OF_A_MODEL = (
 )
 """Options that describe a model, and mean nothing beside one that was built in Python."""
 
-STARTS = ("data", "biases", "random")
-"""Where a run may begin; anything else is the folder of a run that it begins from."""
+INITS = ("data", "biases", "random")
+"""How weights may be initialised; anything else is the folder of a run whose weights are taken over."""
 
 _MOST = 2**31  # of whatever is counted: more is a slip of the finger
 
@@ -353,7 +355,7 @@ def check_version(values: Mapping[str, Any], path: Path) -> None:
 
 
 def _origin(version: object) -> str:
-    if version == 1:
+    if isinstance(version, int) and 1 <= version < CONFIG_VERSION:
         return "an earlier xorflow wrote it, whose options had other names: train again, or open it with that version"
     is_newer = isinstance(version, int) and version > CONFIG_VERSION
     return "a newer xorflow wrote it: install that" if is_newer else "xorflow did not write it"

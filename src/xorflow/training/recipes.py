@@ -66,10 +66,10 @@ _TRANSFORMER = _LONG | {
     "blocks": 8,
     "heads": 4,  # few wide heads attend quicker than many narrow ones
     "rotary": True,
-    "quiet": 1e-4,  # which leaves about 635 of 784 pixels: the others' entropies add up to 0.025 nats
+    "skip": 1e-4,  # which leaves about 635 of 784 pixels: the others' entropies add up to 0.025 nats
     "reach": 5,
     "mixture": "natural,columns",
-    "estimator": "marginal:split_batch=true,soft_targets=true",
+    "estimator": "maximum-likelihood:split_batch=true,soft_targets=true",
     "batch_size": 128,  # half of it for either ordering
     "optimiser": "muon",
     "weight_decay": 0.01,
@@ -143,14 +143,14 @@ _ALL = (
     Recipe(
         "recurrent",
         4,
-        "A recurrent network of width 512, which also looks at the pixels within four rows and columns, trained with Muon.",
+        "A recurrent network of width 512, which also sees the pixels within four rows and columns, trained with Muon.",
         _LONG
         | {
             "conditioner": "recurrent",
-            "estimator": "marginal:soft_targets=true",
+            "estimator": "maximum-likelihood:soft_targets=true",
             "width": 512,
             "blocks": 1,
-            "quiet": 1e-4,
+            "skip": 1e-4,
             "reach": 4,
             "dropout": 0.1,
             "batch_size": 256,
@@ -167,14 +167,14 @@ _ALL = (
     Recipe(
         "recurrent-cpu",
         1,
-        "A recurrent network of width 192, which also looks at the pixels within five rows and columns, trained with Muon.",
+        "A recurrent network of width 192, which also sees the pixels within five rows and columns, trained with Muon.",
         _LONG
         | {
             "conditioner": "recurrent",
-            "estimator": "marginal:soft_targets=true",
+            "estimator": "maximum-likelihood:soft_targets=true",
             "width": 192,
             "blocks": 1,
-            "quiet": 1e-3,  # which leaves 557 of 784 pixels, and costs 0.04 nats
+            "skip": 1e-3,  # which leaves 557 of 784 pixels, and costs 0.04 nats
             "reach": 5,
             "dropout": 0.0,
             "epochs": 3,

@@ -1,4 +1,4 @@
-"""What a finished run reports: likelihoods of both readings, with what each number is."""
+"""What a finished run reports: latent and deterministic likelihoods, with what each number is."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _is_exact(flow: Trainable) -> bool:
 def refitted(
     flow: Trainable, train: Split, precision: str = "auto", memory: int | None = None
 ) -> Flow | Mixture:
-    """The deterministic reading on a base fitted to its residuals on the training data; in a mixture, of each component."""
+    """The deterministic flow on a base fitted to its residuals on the training data; in a mixture, of each component."""
     with bf16_autocast(flow.device, precision):  # of residuals that are only counted
         if isinstance(flow, Mixture):
             return flow.of([_refitted(part, train, memory) for part in flow if isinstance(part, LatentFlow)])
@@ -83,11 +83,11 @@ def _report_split(
     flow: Trainable, refit: Flow | Mixture, split: Split, samples: int, precision: str, memory: int | None
 ) -> dict[str, Any]:
     parts = [part for part in flow if isinstance(part, LatentFlow)] if isinstance(flow, Mixture) else [flow]
-    readings = [flow.greedy(), refit]
+    deterministic = [flow.greedy(), refit]
     if _is_exact(flow):
-        best, greedy, refitted_likelihood = evaluate.exact_each([flow, *readings], split, memory=memory)
+        best, greedy, refitted_likelihood = evaluate.exact_each([flow, *deterministic], split, memory=memory)
     else:
-        greedy, refitted_likelihood = evaluate.exact_each(readings, split, memory=memory)
+        greedy, refitted_likelihood = evaluate.exact_each(deterministic, split, memory=memory)
         best = likelihood(flow, split, samples, memory=memory)
     with bf16_autocast(flow.device, precision):
         uses = [use for part in parts for use in evaluate.layer_use(part, split, memory=memory)]

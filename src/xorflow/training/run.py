@@ -40,9 +40,9 @@ from xorflow.training.metrics import require_tensorboard
 from xorflow.training.muon import hidden_matrices
 from xorflow.training.options import (
     HARMLESS,
+    INITS,
     OF_A_MODEL,
     OF_DATA,
-    STARTS,
     Options,
     options_of_config,
 )
@@ -70,7 +70,7 @@ def fit(
     estimator: Estimator | None = None,
     *,
     out: str | Path | None = None,
-    start: str = "random",
+    init: str = "random",
     observer: Observer | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def fit(
         data: its data.
         estimator: the objective; `MaximumLikelihood()` by default.
         out: a folder for configuration, weights, metrics and results; None keeps nothing on disk.
-        start: `data` sets the output biases to the data's frequencies; `random` leaves the flow as it is.
+        init: `data` sets the output biases to the data's frequencies; `random` leaves the flow as it is.
         observer: is told about progress.
         options: any of `Options` that describe training: epochs, batch_size, lr, schedule, device, ...
 
@@ -89,17 +89,17 @@ def fit(
         What `result.json` holds.
     """
     estimator = estimator or MaximumLikelihood()
-    if start not in ("data", "random"):
-        raise ConfigError(f"fit() starts from 'data', or from the flow as it is, 'random'; got {start!r}")
+    if init not in ("data", "random"):
+        raise ConfigError(f"init of fit() is 'data', or 'random' for the flow as it is; got {init!r}")
     clash = [name for name in options if name in OF_DATA + OF_A_MODEL]
     if clash:
         raise ConfigError(f"fit() trains the flow on the data it is given: {clash[0]} means nothing here")
-    chosen = Options(data=data.name, layers=None, start=start, estimator=estimator_text(estimator)).replace(
+    chosen = Options(data=data.name, layers=None, init=init, estimator=estimator_text(estimator)).replace(
         **options
     )
     _check(chosen, estimator, flow, data)
     folder = None if out is None else prepare_folder(Path(out))
-    if start == "data":
+    if init == "data":
         init_from_data(flow, data.train)
     if folder is not None:
         _write_beginning(folder, chosen, flow, data)
@@ -161,7 +161,7 @@ def begin_run(
     dataset = dataset or build_data(options)
     flow = _fresh_flow(options, dataset, model)
     _check(options, estimator, flow, dataset)
-    _start(options, flow, dataset)
+    _initialise(options, flow, dataset)
     prepare_folder(out)
     (write_config if options.layers is not None else _write_beginning)(out, options, flow, dataset)
     return _trainer(flow, estimator, dataset, options, out, observer)
@@ -266,7 +266,7 @@ def reopen_run(
     elif options.layers is None:
         _install_weights(flow, run, _BEGINNING)
     else:
-        _start(options, flow, dataset)
+        _initialise(options, flow, dataset)
     return _trainer(flow, estimator, dataset, options, run, observer)
 
 
@@ -297,24 +297,24 @@ def _options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dic
     return options.replace(**changes), config
 
 
-def started_flow(options: Options, dataset: Dataset, model: dict | None = None) -> Trainable:
+def initialised_flow(options: Options, dataset: Dataset, model: dict | None = None) -> Trainable:
     """A flow with the weights that training begins with."""
     flow = _fresh_flow(options, dataset, model)
-    _start(options, flow, dataset)
+    _initialise(options, flow, dataset)
     return flow
 
 
-def _start(options: Options, flow: Trainable, dataset: Dataset) -> None:
+def _initialise(options: Options, flow: Trainable, dataset: Dataset) -> None:
     """Give a flow the weights that training begins with."""
-    if options.start in ("data", "biases"):
-        init_from_data(flow, dataset.train, posteriors=options.start == "data")
-    if options.start not in STARTS:
-        run = Path(options.start)
+    if options.init in ("data", "biases"):
+        init_from_data(flow, dataset.train, posteriors=options.init == "data")
+    if options.init not in INITS:
+        run = Path(options.init)
         if not run.is_dir():
-            raise ConfigError(f"--start names the folder of a finished run, and there is no folder {run}")
+            raise ConfigError(f"--init names the folder of a finished run, and there is no folder {run}")
         before, words = open_run(run).latent, f"the run in {run}"
         if not isinstance(flow, LatentFlow):
-            raise ConfigError("--start RUN is for a single flow, and this is a mixture; leave it out")
+            raise ConfigError("--init RUN is for a single flow, and this is a mixture; leave it out")
         init_from_flow(flow, before, words, keep_base=options.p0 is not None)
 
 
@@ -380,9 +380,13 @@ def worse_than_independent(
     exact = figures["kind"] == "exact"
     ways = ["train longer (--epochs)"]
     ways += [] if options.base == "learned" else ["let the base learn (--base learned)"]
-    ways += [] if options.start == "data" else ["begin at independent columns (--start data)"]
+    ways += [] if options.init == "data" else ["begin at independent columns (--init data)"]
     ways += [] if exact else ["evaluate with more samples (--evaluation-samples), for a bound may be loose"]
-    ways += [] if options.estimator.startswith("marginal") else ["train by --estimator marginal"]
+    ways += (
+        []
+        if options.estimator.startswith("maximum-likelihood")
+        else ["train by --estimator maximum-likelihood"]
+    )
     return (
         f"this model {'has' if exact else 'has at most'} {figures['nll']:.2f} nats, and independent columns have "
         f"{independent:.2f}: it has learned nothing of how columns depend on each other. Try to {', to '.join(ways)}"
@@ -442,7 +446,7 @@ def open_run(run: Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Modu
 def untrained(run: Run) -> Trainable:
     """The flow of a run as its training began."""
     if run.options.layers is not None:
-        return started_flow(run.options, run.data()).eval()
+        return initialised_flow(run.options, run.data()).eval()
     if not list(run.folder.glob(f"{_BEGINNING}.*")):
         raise ConfigError(
             f"the run in {run.folder} combines others, and none of its weights was trained there; take these"
