@@ -43,7 +43,7 @@ def test_walking_along_the_order_gives_the_logits_of_a_whole_pass(net, size):
             part = visited[:, block.first : block.last].flatten(1)
             found = walk.logits(block, part).reshape(5, block.last - block.first, -1)
             torch.testing.assert_close(found, expected[:, block.first : block.last], rtol=0, atol=1e-12)
-            walk.settle(block, part)
+            walk.update(block, part)
     assert [d for block in walk.blocks for d in range(block.first, block.last)] == list(range(net.features))
 
 
@@ -55,7 +55,7 @@ def test_what_sees_more_makes_whole_passes(sees):
 
 
 def test_trial_values_change_nothing():
-    """Only `settle` is for good: any trials before it leave no trace."""
+    """Only `update` is for good: any trials before it leave no trace."""
     torch.manual_seed(0)
     net = MADE(6, (8, 8)).double()
     x = torch.rand(3, 6, dtype=torch.float64)
@@ -67,7 +67,7 @@ def test_trial_values_change_nothing():
             found = walk.logits(block, x[:, block.first : block.last])
             whole = net({Source.STATE: x})[:, block.first : block.last]
             torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
-            walk.settle(block, x[:, block.first : block.last])
+            walk.update(block, x[:, block.first : block.last])
 
 
 def test_blocks_are_cut_when_they_are_asked_for(monkeypatch):

@@ -139,7 +139,7 @@ def test_walking_along_the_order_gives_the_logits_of_a_whole_pass(net, size):
             walk.logits(block, torch.rand_like(part))  # a trial, which leaves no trace
             found = walk.logits(block, part).reshape(5, block.last - block.first, -1)
             torch.testing.assert_close(found, expected[:, block.first : block.last], rtol=0, atol=1e-12)
-            walk.settle(block, part)
+            walk.update(block, part)
     assert [d for block in walk.blocks for d in range(block.first, block.last)] == list(range(net.features))
 
 
@@ -179,9 +179,9 @@ def test_steps_whose_number_is_on_the_device_give_the_same(order, quiet, rotary,
         walk = net.incremental(30, seen, 56)
         assert walk is not None
         y, uniforms = (t[:, list(net.order)] for t in (flow.base.sample(noise.base), noise.layers[:, 0]))
-        assert walk.at_once(y.double(), uniforms) is None
+        assert walk.decode(y.double(), uniforms) is None
         monkeypatch.setattr("xorflow._cuda.devices.STEPPED_ON", ("cpu",))
-        found = walk.at_once(y.double(), uniforms)
+        found = walk.decode(y.double(), uniforms)
     assert found is not None
     assert torch.equal(found.long(), expected[:, list(net.order)])
     with ways.only("launch"):
@@ -196,7 +196,7 @@ def test_what_has_no_such_step_walks_as_ever(kind, categories, monkeypatch):
     noise = draw_noise(flow, 4)
     walk = net.incremental(4, None, 56)
     y = flow.encode(flow.base.sample(noise.base))
-    assert walk.at_once(y, noise.layers[:, 0]) is None
+    assert walk.decode(y, noise.layers[:, 0]) is None
     with ways.only("launch"):
         found = flow.sample_with(noise)
     assert torch.equal(found, flow.sample_with(noise))

@@ -36,7 +36,7 @@ def test_captured_steps_give_the_samples_of_whole_passes(
         assert walk is not None
         order = torch.tensor(net.order)
         y = flow.base.sample(noise.base).double().index_select(1, order)
-        found = walk.at_once(y, noise.layers[:, 0].index_select(1, order))
+        found = walk.decode(y, noise.layers[:, 0].index_select(1, order))
         assert found is not None
         assert torch.equal(found.long(), expected.index_select(1, order))
     assert Graph.replays == 2 * 12

@@ -115,7 +115,7 @@ def _assert_launched(flow: xf.LatentFlow, context: torch.Tensor | None = None) -
     assert walk is not None
     order = torch.tensor(net.order, device=CUDA)
     y = flow.base.sample(noise.base).double().index_select(1, order)
-    found = walk.at_once(y, noise.layers[:, 0].index_select(1, order))
+    found = walk.decode(y, noise.layers[:, 0].index_select(1, order))
     assert found is not None, "steps are not captured"
     with ways.only("passes"):
         expected = flow.sample_with(noise, context)

@@ -36,7 +36,7 @@ class Walk(Protocol):
     def launchable(self) -> Launchable | None: ...
 
 
-def at_once(walks: Sequence[Walk], y: Tensor, uniforms: Tensor) -> Tensor | None:
+def decode(walks: Sequence[Walk], y: Tensor, uniforms: Tensor) -> Tensor | None:
     """x (B, D) for xor, in the arrangement of the ordering, by the mean of the probabilities that walks give.
 
     None where such steps are not captured, or could not be.

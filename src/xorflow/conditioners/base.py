@@ -35,16 +35,16 @@ class Dependence(StrEnum):
 class Incremental(Protocol):
     """A conditioner evaluated block by block of its ordering; see `IncrementalMADE` and `Walk`.
 
-    For each block in turn `logits` is called at trial values, one or more times, and then `settle` at the final ones. The last
+    For each block `logits` is called at trial values, one or more times, and then `update` at the final ones. The last
     trial's values are final too, but perhaps for the block's last feature, on which none of the block's logits depend.
     """
 
     @property
     def blocks(self) -> Sequence[Any]: ...
     def logits(self, block: Any, x: Tensor) -> Tensor: ...
-    def settle(self, block: Any, x: Tensor) -> None: ...
-    def at_once(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
-        """All blocks in one launch, for xor, in the arrangement of the ordering; None where there is no kernel for it."""
+    def update(self, block: Any, x: Tensor) -> None: ...
+    def decode(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
+        """All blocks at once, for xor, in the arrangement of the ordering; None where there is no kernel for it."""
         ...
 
 

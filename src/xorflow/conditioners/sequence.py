@@ -385,7 +385,7 @@ class Walk:
             out = net.net.outputs(hidden)
         return (out + net.net.bias[net.visits[steps]]).flatten(1)
 
-    def settle(self, block: Block, x: Tensor) -> None:
+    def update(self, block: Block, x: Tensor) -> None:
         """The block's values are final; the last trial's were the same, but perhaps for the last feature."""
         self._put(block, x)
         self._memory = self._ahead
@@ -394,9 +394,9 @@ class Walk:
         visits = self._net.visits[block.first : block.last]
         self._values.index_copy_(1, visits, x.unflatten(1, (len(visits), -1)))
 
-    def at_once(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
-        """x (B, D) from y and noise, in the arrangement of the ordering, each step one launch; None where none is captured."""
-        return decoding.at_once([self], y, uniforms)
+    def decode(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
+        """x (B, D) from y and noise, in the arrangement of the ordering, by steps captured as a CUDA graph; or None."""
+        return decoding.decode([self], y, uniforms)
 
     def launchable(self) -> Launchable | None:
         """What captured steps need; None if this walk has none."""
