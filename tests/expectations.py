@@ -122,7 +122,7 @@ def evidence(flow: LatentFlow) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for row, share in rows(flow):
         trace = everything(flow, row, "q")
-        log_p, log_q = (choices.sum((-1, -2)) for choices in (trace.log_p(), trace.log_q()))
+        log_p, log_q = (log_probs.sum((-1, -2)) for log_probs in (trace.log_p(), trace.log_q()))
         value = flow.base.log_prob(trace.end.state).sum(-1) + log_p - log_q
         total = total + share * (log_q.exp() * value).sum()
     return total

@@ -149,4 +149,4 @@ class IncrementalMADE:
         (into, out), (bias, out_bias) = self._weights, self._biases
         if len(bias) > _WIDEST_KERNEL:
             return None
-        return kernels.walk_made(y, uniforms.to(y.dtype), into, bias, out, out_bias)
+        return kernels.decode_made(y, uniforms.to(y.dtype), into, bias, out, out_bias)
