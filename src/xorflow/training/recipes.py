@@ -143,7 +143,7 @@ _ALL = (
     Recipe(
         "recurrent",
         4,
-        "A recurrent network of width 512, which also looks at the pixels within four rows and columns, trained with Muon.",
+        "A recurrent network of width 512, which also sees the pixels within four rows and columns, trained with Muon.",
         _LONG
         | {
             "conditioner": "recurrent",
@@ -167,7 +167,7 @@ _ALL = (
     Recipe(
         "recurrent-cpu",
         1,
-        "A recurrent network of width 192, which also looks at the pixels within five rows and columns, trained with Muon.",
+        "A recurrent network of width 192, which also sees the pixels within five rows and columns, trained with Muon.",
         _LONG
         | {
             "conditioner": "recurrent",
