@@ -61,7 +61,7 @@ class Joint:
 
 
 def joint(flow: LatentFlow) -> Joint:
-    """Sum nothing out: the nodes' log-probabilities from `run`, the states and rewards on integers."""
+    """Sum nothing out: the choices' log-probabilities from `run`, the states and rewards on integers."""
     x, u = all_states(flow.states.sizes), all_choices(flow)
     context = zoo.context(flow)
     trace = flow.run(flow.encode(x), draws=u[:, None], context=context)
@@ -151,8 +151,8 @@ def _sequential_layer(flow, index: int, y: Tensor, noise: Tensor | None, context
     for d in visiting_order(layer.conditioner):
         state = flow.encode(x)
         own = layer.transform.choices.encode(u, flow.dtype)
-        nodes = layer.generator_choices(Point(state, state, None, index), context, own)
-        u[:, d] = _choose(layer, nodes, noise)[:, d]
+        choices = layer.generator_choices(Point(state, state, None, index), context, own)
+        u[:, d] = _choose(layer, choices, noise)[:, d]
         x[:, d] = layer.transform.to_data(y, u)[:, d]
     return x
 
@@ -163,8 +163,8 @@ def _sequential_chain(flow, y: Tensor, noise: Tensor | None, context: Tensor | N
     us = [_highest(layer.transform.choices, y) for layer in flow.layers]
     for d in visiting_order(flow.layers[0].conditioner):
         for index, layer in enumerate(flow.layers):
-            nodes = layer.generator_choices(*_chain_inputs(flow, x, us, index, context))
-            us[index][:, d] = _choose(layer, nodes, None if noise is None else noise[:, index])[:, d]
+            choices = layer.generator_choices(*_chain_inputs(flow, x, us, index, context))
+            us[index][:, d] = _choose(layer, choices, None if noise is None else noise[:, index])[:, d]
         back = y
         for layer, u in zip(reversed(flow.layers), reversed(us), strict=True):
             back = layer.transform.to_data(back, u)
@@ -185,8 +185,8 @@ def _highest(alphabet, like: Tensor) -> Tensor:
     return (torch.tensor(alphabet.sizes) - 1).expand_as(like).clone()
 
 
-def _choose(layer, nodes: Choices, noise: Tensor | None) -> Tensor:
-    return layer.transform.choices.decode(nodes.mode() if noise is None else nodes.sample(noise))
+def _choose(layer, choices: Choices, noise: Tensor | None) -> Tensor:
+    return layer.transform.choices.decode(choices.mode() if noise is None else choices.sample(noise))
 
 
 def draw_noise(flow: LatentFlow | Flow, count: int, seed: int = 0) -> SampleNoise:

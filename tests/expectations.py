@@ -110,8 +110,8 @@ def bound(
     for row, share in rows(flow):
         trace = everything(flow, row, "p")
         value = (flow.base.log_prob(trace.end.state) / scales).sum(-1)
-        for weight, nodes in zip(weights, trace.generator, strict=True):
-            log_probs = nodes.log_probs()
+        for weight, choices in zip(weights, trace.generator, strict=True):
+            log_probs = choices.log_probs()
             value = value - weight * (log_probs.exp() * log_probs).sum((-1, -2))
         total = total + share * (trace.log_p().sum((-1, -2)).exp() * value).sum()
     return total
@@ -122,7 +122,7 @@ def evidence(flow: LatentFlow) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for row, share in rows(flow):
         trace = everything(flow, row, "q")
-        log_p, log_q = (nodes.sum((-1, -2)) for nodes in (trace.log_p(), trace.log_q()))
+        log_p, log_q = (log_probs.sum((-1, -2)) for log_probs in (trace.log_p(), trace.log_q()))
         value = flow.base.log_prob(trace.end.state).sum(-1) + log_p - log_q
         total = total + share * (log_q.exp() * value).sum()
     return total

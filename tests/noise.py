@@ -23,8 +23,8 @@ Rule = tuple[Tensor, Tensor]
 def thresholds(flow: LatentFlow, row: int, layer: int, feature: int) -> Tensor:
     """Everywhere that some distribution function of a choice jumps, over all that it may see."""
     with torch.no_grad():
-        nodes = everything(flow, row, "p").generator[layer]
-        return nodes.log_probs().exp().cumsum(-1)[..., feature, :-1].flatten()
+        choices = everything(flow, row, "p").generator[layer]
+        return choices.log_probs().exp().cumsum(-1)[..., feature, :-1].flatten()
 
 
 def pieces(cuts: Tensor, mirrored: bool = False) -> Rule:

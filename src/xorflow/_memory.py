@@ -66,7 +66,7 @@ def bytes_of_a_draw(flow: Flow | LatentFlow, stop: int) -> int:
 
     For each number of a row: the noise, and in each layer what it became, logits and probabilities among it, until the trace is
     weighed; measured on traces of depth 1 and 4. And twice the widest output inside a network: what it was made from is there,
-    too. One-hot choices meet one-hot states in a table of all pairs.
+    too. One-hot choices and one-hot states make a table of all pairs.
     """
     number = torch.finfo(flow.dtype).bits // 8
     width = max(layer.transform.choices.flat for layer in flow.layers)
@@ -76,15 +76,15 @@ def bytes_of_a_draw(flow: Flow | LatentFlow, stop: int) -> int:
 
 def _widest_output(flow: Flow | LatentFlow) -> int:
     """Of all modules inside the networks, for one row."""
-    found = [0]
+    widths = [0]
 
-    def look(module: nn.Module, inputs: object, output: object) -> None:
+    def record(module: nn.Module, inputs: object, output: object) -> None:
         del module, inputs
         if isinstance(output, Tensor):
-            found.append(output.numel())
+            widths.append(output.numel())
 
     networks = [n for layer in flow.layers for n in (layer.conditioner, layer.posterior) if n is not None]
-    hooks = [module.register_forward_hook(look) for network in networks for module in network.modules()]
+    hooks = [module.register_forward_hook(record) for network in networks for module in network.modules()]
     try:
         row = torch.zeros(1, flow.features, dtype=torch.int64, device=flow.device)
         context = torch.zeros(1, flow.context_features, dtype=flow.dtype, device=flow.device)
@@ -97,4 +97,4 @@ def _widest_output(flow: Flow | LatentFlow) -> int:
     finally:
         for hook in hooks:
             hook.remove()
-    return max(found)
+    return max(widths)

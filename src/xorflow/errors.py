@@ -14,7 +14,7 @@ class DataError(UserError, ValueError):
 
 
 class ModelError(UserError, ValueError):
-    """A model that would not be normalised, or whose parts do not fit together."""
+    """A model that would not be normalised, or whose layers and base do not fit together."""
 
 
 class ConfigError(UserError, ValueError):

@@ -68,14 +68,14 @@ class LogLikelihood:
 
     def summary(self) -> dict[str, float | int | str | None]:
         """For result files."""
-        found: dict[str, float | int | str | None] = {
+        summary: dict[str, float | int | str | None] = {
             "nll": self.nll,
             "kind": self.kind,
             "stderr": None if math.isnan(self.stderr) else self.stderr,
             "bits_per_dim": self.bits_per_dim,
             "rows": len(self.values),
         }
-        return found | ({} if self.samples is None else {"samples": self.samples, "ess": self.ess})
+        return summary | ({} if self.samples is None else {"samples": self.samples, "ess": self.ess})
 
 
 @torch.no_grad()
@@ -139,9 +139,9 @@ def exact_each(
     with torch.autocast(first.device.type, dtype=autocast, enabled=autocast is not None):
         for batch in _batches(first, data, context, rows):
             start = first.start(first.encode(batch.x), remember=len(flows) > 1)
-            for flow, found in zip(flows, values, strict=True):
-                found.append(flow.log_likelihood(start, batch.context))
-    return [LogLikelihood(torch.cat(found), "exact", first.features) for found in values]
+            for flow, of_flow in zip(flows, values, strict=True):
+                of_flow.append(flow.log_likelihood(start, batch.context))
+    return [LogLikelihood(torch.cat(of_flow), "exact", first.features) for of_flow in values]
 
 
 def _check_alike(first: Model, other: Model) -> None:
@@ -283,7 +283,9 @@ def layer_use(
         hard = flow.run(start, draws=GREEDY, context=batch.context)
         # a network that sees nothing has logits without rows
         shape = (len(x), flow.depth, flow.features)
-        entropies = torch.stack(torch.broadcast_tensors(*(n.entropy() for n in drawn.generator)), -2)
+        entropies = torch.stack(
+            torch.broadcast_tensors(*(choices.entropy() for choices in drawn.generator)), -2
+        )
         for column, values in enumerate((drawn.u != 0, hard.u != 0, entropies)):
             totals[:, column] += values.double().expand(shape).sum((0, 2))
     cells = len(data) * flow.features
@@ -314,7 +316,7 @@ def _weigh(
     total = len(data)
     rows = max(1, min(total, 1024, most // _DRAWS_AT_A_TIME))
     chunk = min(samples, max(1, most // rows))
-    found = []
+    each = []
     for index, batch in enumerate(_batches(flow, data, context, rows)):
         x, seen = flow.encode(batch.x), batch.context
         weights = _StreamedWeights(len(batch.x), flow.device)
@@ -322,8 +324,8 @@ def _weigh(
             count = min(chunk, samples - first)
             noise = _noise(flow, seed, (first, count), (index * rows, len(batch.x)), total, stop)
             weights.add(_log_weights(flow, x, seen, noise, stop, proposal))
-        found.append(weights)
-    return found
+        each.append(weights)
+    return each
 
 
 def _log_weights(
@@ -353,10 +355,10 @@ def _noise(
         windows = (first, total * per_row)
         uniforms = kernels.philox_uniforms(seed, _IMPORTANCE_STREAM, windows, drawn[1], count, flow.device)
         return uniforms.reshape(shape).to(flow.dtype)
-    found = np.empty((drawn[1], count), dtype=np.float32)
+    uniforms = np.empty((drawn[1], count), dtype=np.float32)
     for s in range(drawn[1]):
-        found[s] = philox_uniforms(seed, _IMPORTANCE_STREAM, first + s * total * per_row, count)
-    return torch.from_numpy(found).reshape(shape).to(flow.device, flow.dtype)
+        uniforms[s] = philox_uniforms(seed, _IMPORTANCE_STREAM, first + s * total * per_row, count)
+    return torch.from_numpy(uniforms).reshape(shape).to(flow.device, flow.dtype)
 
 
 class _StreamedWeights:

@@ -38,13 +38,15 @@ def test_walking_along_the_order_gives_the_logits_of_a_whole_pass(net, size):
     expected = net({source: x}, context).reshape(5, net.features, -1)[:, list(net.order)]
     visited = x.reshape(5, net.features, -1)[:, list(net.order)]
     with torch.no_grad():
-        walk = net.incremental(5, context, size)
-        for block in walk.blocks:
+        decoder = net.incremental(5, context, size)
+        for block in decoder.blocks:
             part = visited[:, block.first : block.last].flatten(1)
-            found = walk.logits(block, part).reshape(5, block.last - block.first, -1)
+            found = decoder.logits(block, part).reshape(5, block.last - block.first, -1)
             torch.testing.assert_close(found, expected[:, block.first : block.last], rtol=0, atol=1e-12)
-            walk.settle(block, part)
-    assert [d for block in walk.blocks for d in range(block.first, block.last)] == list(range(net.features))
+            decoder.update(block, part)
+    assert [d for block in decoder.blocks for d in range(block.first, block.last)] == list(
+        range(net.features)
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,26 +57,26 @@ def test_what_sees_more_makes_whole_passes(sees):
 
 
 def test_trial_values_change_nothing():
-    """Only `settle` is for good: any trials before it leave no trace."""
+    """Only `update` is for good: any trials before it leave no trace."""
     torch.manual_seed(0)
     net = MADE(6, (8, 8)).double()
     x = torch.rand(3, 6, dtype=torch.float64)
     with torch.no_grad():
-        walk = net.incremental(3, None, 2)
-        for block in walk.blocks:
+        decoder = net.incremental(3, None, 2)
+        for block in decoder.blocks:
             for trial in range(3):
-                walk.logits(block, torch.full((3, 2), float(trial), dtype=torch.float64))
-            found = walk.logits(block, x[:, block.first : block.last])
+                decoder.logits(block, torch.full((3, 2), float(trial), dtype=torch.float64))
+            found = decoder.logits(block, x[:, block.first : block.last])
             whole = net({Source.STATE: x})[:, block.first : block.last]
             torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
-            walk.settle(block, x[:, block.first : block.last])
+            decoder.update(block, x[:, block.first : block.last])
 
 
 def test_blocks_are_cut_when_they_are_asked_for(monkeypatch):
     """A kernel that takes all features in one launch needs none."""
     asked = []
     monkeypatch.setattr(made, "cut_into_blocks", lambda *given: asked.append(given) or [])
-    walk = MADE(6, (8,)).incremental(3, None, 2)
+    decoder = MADE(6, (8,)).incremental(3, None, 2)
     assert asked == []
-    assert walk.blocks is walk.blocks
+    assert decoder.blocks is decoder.blocks
     assert len(asked) == 1

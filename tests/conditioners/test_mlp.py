@@ -32,8 +32,8 @@ def test_what_a_coupling_layer_sees_it_leaves_alone(categories):
     net = Coupling(4, (5,), categories=categories, mask=[True, False, True, False]).double()
     x = net.states.encode(torch.zeros(1, 4, dtype=torch.int64), torch.float64)
     logits = net({Source.STATE: x})
-    nodes = BinaryChoices(logits) if net.choices.binary else CategoricalChoices(logits, net.choices.valid())
-    p = nodes.log_probs().exp()[0]
+    choices = BinaryChoices(logits) if net.choices.binary else CategoricalChoices(logits, net.choices.valid())
+    p = choices.log_probs().exp()[0]
     assert p[[0, 2], 0].tolist() == [1, 1]  # exactly: no probability is lost to a choice that never comes
     assert bool((p[[1, 3], 0] < 1).all())
 

@@ -1,4 +1,4 @@
-"""Transformers and recurrent networks: what they see, in any ordering, and that a walk gives what a whole pass gives."""
+"""Transformers and recurrent networks: what they see, and that incremental decoding equals a whole pass."""
 
 import copy
 import json
@@ -83,8 +83,8 @@ def test_skipped_features_see_what_they_look_at_and_others_what_they_may(net):
         found, may = jacobian(net, source), allowed(net, dependence)
         assert bool((found[~may] == 0).all())
         for d in free.nonzero().flatten().tolist():
-            looks, seen = net.looks[index, rank[d]], net.seen[index, rank[d]]
-            looked = {int(e) for e, s in zip(looks, seen, strict=True) if s}
+            fields, seen = net.fields[index, rank[d]], net.seen[index, rank[d]]
+            looked = {int(e) for e, s in zip(fields, seen, strict=True) if s}
             assert bool((found[d, sorted(looked)] > 0).all())
             if d not in net.skipped:
                 active = [e for e in range(net.features) if e not in net.skipped and may[d, e]]
@@ -112,7 +112,7 @@ def test_steps_look_at_the_pixels_around_them_that_came_earlier(order):
             for c in range(max(column - 1, 0), min(column + 2, 5))
             if place[r * 5 + c] < rank
         }
-        looked = [int(e) for e, seen in zip(net.looks[0, rank], net.seen[0, rank], strict=True) if seen]
+        looked = [int(e) for e, seen in zip(net.fields[0, rank], net.seen[0, rank], strict=True) if seen]
         assert looked[: int(rank > 0)] == list(net.order[max(rank - 1, 0) : rank])
         assert sorted(looked[int(rank > 0) :]) == sorted(around)
 
@@ -125,22 +125,24 @@ def test_walking_along_the_order_gives_the_logits_of_a_whole_pass(net, size):
     x = torch.rand(shape, generator=generator, dtype=torch.float64)
     context = torch.rand(5, net.context_features, generator=generator, dtype=torch.float64)
     context = context if net.context_features else None
-    walk = SequenceConditioner.incremental(net, 5, context, size)
+    decoder = SequenceConditioner.incremental(net, 5, context, size)
     if list(net.sees.values()) != ["before"] or Source.OWN in net.sees:
-        assert walk is None
+        assert decoder is None
         return
     if net.alphabet(next(iter(net.sees))) is not net.states:
         return
     with torch.no_grad():
         expected = net(dict.fromkeys(net.sees, x), context).reshape(5, net.features, -1)[:, list(net.order)]
         visited = x.reshape(5, net.features, -1)[:, list(net.order)]
-        for block in walk.blocks:
+        for block in decoder.blocks:
             part = visited[:, block.first : block.last].flatten(1)
-            walk.logits(block, torch.rand_like(part))  # a trial, which leaves no trace
-            found = walk.logits(block, part).reshape(5, block.last - block.first, -1)
+            decoder.logits(block, torch.rand_like(part))  # a trial, which leaves no trace
+            found = decoder.logits(block, part).reshape(5, block.last - block.first, -1)
             torch.testing.assert_close(found, expected[:, block.first : block.last], rtol=0, atol=1e-12)
-            walk.settle(block, part)
-    assert [d for block in walk.blocks for d in range(block.first, block.last)] == list(range(net.features))
+            decoder.update(block, part)
+    assert [d for block in decoder.blocks for d in range(block.first, block.last)] == list(
+        range(net.features)
+    )
 
 
 @pytest.mark.parametrize("size", [1, 5])
@@ -169,19 +171,19 @@ def test_cached_samples_are_those_of_whole_passes(kind, categories, size, skippe
 @pytest.mark.parametrize("order", ["natural", "columns-reversed", "random:2"])
 @pytest.mark.parametrize("context", [0, 2])
 def test_steps_whose_number_is_on_the_device_give_the_same(order, skipped, rotary, context, monkeypatch):
-    """The walk that a CUDA device launches, here operation by operation: the very integers, without a pass that mends them."""
+    """What a CUDA device replays as a graph, here operation by operation: the very integers, without a pass that mends them."""
     net = build("transformer", 20, shape=(4, 5), order=order, skipped=skipped, rotary=rotary, context=context)
     flow = zoo.flow(zoo.Layer(net)).double()
     noise = draw_noise(flow, 30)
     seen = torch.rand(30, 2, dtype=torch.float64) if context else None
     with torch.no_grad():
         expected = sequential_sample(flow, flow.base.sample(noise.base), noise.layers, seen)
-        walk = net.incremental(30, seen, 56)
-        assert walk is not None
+        decoder = net.incremental(30, seen, 56)
+        assert decoder is not None
         y, uniforms = (t[:, list(net.order)] for t in (flow.base.sample(noise.base), noise.layers[:, 0]))
-        assert walk.at_once(y.double(), uniforms) is None
+        assert decoder.decode(y.double(), uniforms) is None
         monkeypatch.setattr("xorflow._cuda.devices.STEPPED_ON", ("cpu",))
-        found = walk.at_once(y.double(), uniforms)
+        found = decoder.decode(y.double(), uniforms)
     assert found is not None
     assert torch.equal(found.long(), expected[:, list(net.order)])
     with ways.only("launch"):
@@ -194,9 +196,9 @@ def test_what_has_no_such_step_walks_as_ever(kind, categories, monkeypatch):
     net = build(kind, 6, categories=categories)
     flow = zoo.flow(zoo.Layer(net)).double()
     noise = draw_noise(flow, 4)
-    walk = net.incremental(4, None, 56)
+    decoder = net.incremental(4, None, 56)
     y = flow.encode(flow.base.sample(noise.base))
-    assert walk.at_once(y, noise.layers[:, 0]) is None
+    assert decoder.decode(y, noise.layers[:, 0]) is None
     with ways.only("launch"):
         found = flow.sample_with(noise)
     assert torch.equal(found, flow.sample_with(noise))
@@ -246,8 +248,8 @@ def test_reordered_shares_the_weights(kind):
     other = net.reordered("columns-reversed")
     assert other.order == (5, 2, 4, 1, 3, 0)
     assert other.net is net.net
-    apart = {name for name, p in other.named_parameters() if all(p is not q for q in net.parameters())}
-    assert apart == {"ordering"}
+    others = {name for name, p in other.named_parameters() if all(p is not q for q in net.parameters())}
+    assert others == {"ordering"}
     assert bool((jacobian(other, Source.STATE)[~allowed(other, other.sees[Source.STATE])] == 0).all())
     alone = type(net)(**other.config()).double()
     alone.load_state_dict(other.state_dict())

@@ -39,12 +39,12 @@ def test_captured_steps_give_the_samples_of_whole_passes(
     seen = torch.rand(6, context, dtype=torch.float64) if context else None
     with ways.only("passes"):
         expected = flow.sample_with(noise, seen)
-    for _ in range(2):  # a second walk captures anew
-        walk = net.incremental(6, seen, 56)
-        assert walk is not None
+    for _ in range(2):  # a second decoder captures anew
+        decoder = net.incremental(6, seen, 56)
+        assert decoder is not None
         order = torch.tensor(net.order)
         y = flow.base.sample(noise.base).double().index_select(1, order)
-        found = walk.at_once(y, noise.layers[:, 0].index_select(1, order))
+        found = decoder.decode(y, noise.layers[:, 0].index_select(1, order))
         assert found is not None
         assert torch.equal(found.long(), expected.index_select(1, order))
     assert Graph.replays == 2 * 12
@@ -54,7 +54,7 @@ def test_a_walk_that_cannot_be_captured_is_taken_as_ever(monkeypatch: pytest.Mon
     def never(*arguments: object) -> None:
         raise RuntimeError("no capture")
 
-    monkeypatch.setattr(decoding.LaunchedWalk, "run", never)
+    monkeypatch.setattr(decoding.GraphDecoder, "run", never)
     torch.manual_seed(0)
     net = CausalTransformer(12, width=8, depth=1, heads=2, dropout=0.0, shape=(3, 4))
     flow = zoo.flow(zoo.Layer(net)).double().eval()

@@ -71,8 +71,8 @@ def test_sampling_is_one_pass_for_each_feature(
     features: int, hidden: int, batch: int, reading: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched = []
-    walk = kernels.walk_made
-    monkeypatch.setattr(kernels, "walk_made", lambda *args: launched.append(args) or walk(*args))
+    decode = kernels.decode_made
+    monkeypatch.setattr(kernels, "decode_made", lambda *args: launched.append(args) or decode(*args))
     torch.manual_seed(0)
     latent = LatentFlow(
         [Layer(MADE(features, (hidden,), order="random:3"))], FactorisedBase(features, p0=0.7)

@@ -99,10 +99,10 @@ def test_two_arms_of_arms_are_disarm(name):
 def test_the_formulas_agree_for_any_arms_and_rewards():
     """DisARM's and, for two arms, ARMS's, at all four pairs of arms that can occur together, whatever the rewards."""
     generator = torch.Generator().manual_seed(1)
-    nodes = BinaryChoices(4 * torch.randn(500, dtype=torch.float64, generator=generator))
+    choices = BinaryChoices(4 * torch.randn(500, dtype=torch.float64, generator=generator))
     e = torch.rand(1, 500, dtype=torch.float64, generator=generator)
-    arms, rewards = DisARM().choose(nodes, e), torch.randn(2, 500, dtype=torch.float64, generator=generator)
-    assert gap(DisARM().slope(nodes, arms, rewards), ARMS(2).slope(nodes, arms, rewards)) < 1e-14
+    arms, rewards = DisARM().choose(choices, e), torch.randn(2, 500, dtype=torch.float64, generator=generator)
+    assert gap(DisARM().slope(choices, arms, rewards), ARMS(2).slope(choices, arms, rewards)) < 1e-14
 
 
 def test_independent_arms_would_be_leave_one_out():
@@ -173,25 +173,25 @@ def test_arms_is_unbiased_over_all_patterns(arms):
     p = torch.sigmoid(logits)
     marginal = torch.stack((1 - p[0], p[0]))[:, None] * torch.stack((1 - p[1], p[1]))[None]
     (exact,) = torch.autograd.grad((marginal * table).sum(), logits)
-    nodes, total, mass = BinaryChoices(logits.detach()), torch.zeros(2, dtype=torch.float64), 0.0
+    choices, total, mass = BinaryChoices(logits.detach()), torch.zeros(2, dtype=torch.float64), 0.0
     rarer = torch.sigmoid(-logits.detach().abs()).tolist()
     for first, second in itertools.product(itertools.product((0, 1), repeat=arms), repeat=2):
         weight = pattern_probability(first, rarer[0]) * pattern_probability(second, rarer[1])
         u = torch.tensor([first, second]).T  # the rarer value of the second feature is 0
         u = torch.stack((u[:, 0], 1 - u[:, 1]), 1)
         rewards = table[u[:, 0], u[:, 1]][:, None].expand(arms, 2)
-        total += weight * ARMS(arms).slope(nodes, u.double(), rewards)
+        total += weight * ARMS(arms).slope(choices, u.double(), rewards)
         mass += weight
     assert abs(mass - 1) < 1e-12
     assert gap(total, exact) < 1e-12
 
 
 def test_certain_choices_stay_finite():
-    nodes = BinaryChoices(torch.tensor([-90.0, -20.0, 0.0, 20.0, 90.0]))
+    choices = BinaryChoices(torch.tensor([-90.0, -20.0, 0.0, 20.0, 90.0]))
     for estimator, n in ((DisARM(), 1), (ARMS(2), 2), (ARMS(5), 5)):
         for noise in (torch.zeros(n, 5), torch.rand(n, 5, generator=torch.Generator().manual_seed(0))):
-            arms = estimator.choose(nodes, noise)
-            assert bool(estimator.slope(nodes, arms, torch.randn(len(arms), 5)).isfinite().all())
+            arms = estimator.choose(choices, noise)
+            assert bool(estimator.slope(choices, arms, torch.randn(len(arms), 5)).isfinite().all())
 
 
 # what it costs, what it refuses

@@ -25,7 +25,7 @@ from expectations import (
 )
 from xorflow import ConfigError, LatentFlow
 from xorflow.estimators import Baseline, RunningMean, SpecialCase, Standardiser
-from xorflow.estimators.baselines import Signal, Situation, make_baseline
+from xorflow.estimators.baselines import BaselineInputs, Signal, make_baseline
 
 SINGLE = zoo.names(few(1))
 PAIRED = zoo.names(few(2))
@@ -67,17 +67,17 @@ class Constants(Baseline):
         super().__init__()
         self.values = values
 
-    def expected(self, situation: Situation) -> Tensor:
-        assert situation.shape == (1, situation.flow.features)
+    def expected(self, inputs: BaselineInputs) -> Tensor:
+        assert inputs.shape == (1, inputs.flow.features)
         return self.values
 
 
 class OfTheData(Baseline):
     """Looks at x and at the model, as any baseline may."""
 
-    def expected(self, situation: Situation) -> Tensor:
-        state = situation.flow.states.decode(situation.x)
-        return (state * 0.7 - 1.3).to(situation.x.dtype)[:, None]
+    def expected(self, inputs: BaselineInputs) -> Tensor:
+        state = inputs.flow.states.decode(inputs.x)
+        return (state * 0.7 - 1.3).to(inputs.x.dtype)[:, None]
 
 
 @pytest.mark.parametrize("name", ["D4 random", "D4 own", "D3 depth 2 reversed", "chain K3 depth 2"])
@@ -209,14 +209,14 @@ def test_moving_estimates_are_weighted_means_of_the_past():
     """Weights fall by the decay from batch to batch, and sum to one from the first on."""
     signal, seen = Signal("running-mean", "feature", 0.8, 0.01), batches(5)
     signal.prepare(2, 3, seen[0])
-    situation = Situation(zoo.make("D2"), seen[0], None, (2, 3), lambda _: seen[0])
+    inputs = BaselineInputs(zoo.make("D2"), seen[0], None, (2, 3), lambda _: seen[0])
     rests = []
     for number, batch in enumerate(seen):
         weights = 0.8 ** torch.arange(number - 1.0, -1, -1, dtype=torch.float64)
         weights = weights / weights.sum()
         expected = sum((w * b.mean((0, 1)) for w, b in zip(weights, seen, strict=False)), torch.zeros(2, 3))
-        torch.testing.assert_close(signal.baseline.expected(situation), expected.double(), rtol=0, atol=1e-12)
-        centred, deviation, stats = signal(batch, situation)
+        torch.testing.assert_close(signal.baseline.expected(inputs), expected.double(), rtol=0, atol=1e-12)
+        centred, deviation, stats = signal(batch, inputs)
         rest = batch - expected
         mean = sum((w * r.mean((0, 1)) for w, r in zip(weights, rests, strict=False)), torch.zeros(2, 3))
         squares = (w * r.square().mean((0, 1)) for w, r in zip(weights, rests, strict=False))

@@ -66,8 +66,8 @@ class Observed:
     def run(self, noise: Tensor):
         context = zoo.rows_of_context(self.flow, len(noise))
         trace = self.flow.run(self.x, draws=noise, context=context, proposal=self.drawn)
-        nodes = {"p": trace.generator, "q": trace.posterior or ()}
-        return self.flow.base.log_prob(trace.end.state), trace.u.double(), nodes
+        choices = {"p": trace.generator, "q": trace.posterior or ()}
+        return self.flow.base.log_prob(trace.end.state), trace.u.double(), choices
 
     def compare(self, layer: int, feature: int, before, after) -> None:
         at = (layer, feature)
@@ -137,8 +137,8 @@ def test_a_posterior_is_needed_to_draw_from_it():
 
 
 KINDS = {
-    "nothing": torch.zeros(4, 4),
-    "own": torch.eye(4),
+    "zero": torch.zeros(4, 4),
+    "identity": torch.eye(4),
     "all": torch.ones(4, 4),
     "suffix": torch.ones(4, 4).triu()[[2, 0, 3, 1]][:, [2, 0, 3, 1]],
     "matrix": torch.tensor([[1.0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1], [2, 0, 0, 1]]),
@@ -158,7 +158,7 @@ def test_sums_of_features_are_a_product_with_their_weights(kind):
 def test_a_scaled_suffix_is_no_suffix():
     assert FeatureSum(2 * KINDS["suffix"]).kind == "matrix"
     assert FeatureSum(0.5 * torch.eye(3)).kind == "matrix"
-    assert FeatureSum(torch.ones(1, 1)).kind == "own"
+    assert FeatureSum(torch.ones(1, 1)).kind == "identity"
 
 
 def test_scores_are_weighed_with_their_own_sums():

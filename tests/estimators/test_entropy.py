@@ -68,8 +68,8 @@ def direct_entropy(flow: LatentFlow) -> torch.Tensor:
     for row, share in rows(flow):
         trace = everything(flow, row, "p")
         probability = trace.log_p().detach().sum((-1, -2)).exp()
-        for nodes in trace.generator:
-            total = total + W * share * (probability * nodes.entropy().sum(-1)).sum()
+        for choices in trace.generator:
+            total = total + W * share * (probability * choices.entropy().sum(-1)).sum()
     return gradient(total, networks(flow))
 
 
@@ -93,7 +93,7 @@ def test_straight_through_adds_the_entropies_of_the_greedy_pass(earlier):
         greedy = flow.run(flow.encode(x), draws="greedy")
         weights = [W * earlier] * (flow.depth - 1) + [W]
         bonus = sum(
-            w * nodes.entropy().sum(-1).mean() for w, nodes in zip(weights, greedy.generator, strict=True)
+            w * choices.entropy().sum(-1).mean() for w, choices in zip(weights, greedy.generator, strict=True)
         )
         torch.testing.assert_close(with_it.surrogate, without.surrogate - bonus, rtol=0, atol=1e-12)
         assert torch.equal(with_it.bound, without.bound)

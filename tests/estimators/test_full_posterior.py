@@ -105,7 +105,7 @@ def test_its_value_is_the_evidence_bound_in_expectation(name):
         estimator.prepare(flow)
         for row, _ in rows(flow):
             trace = everything(flow, row, "q")
-            log_p, log_q = (nodes.detach().sum((-1, -2)) for nodes in (trace.log_p(), trace.log_q()))
+            log_p, log_q = (log_probs.detach().sum((-1, -2)) for log_probs in (trace.log_p(), trace.log_q()))
             reward = flow.base.log_prob(trace.end.state).detach().sum(-1)
             expected = (log_q.exp() * (reward + log_p - log_q)).sum()
             draws, probability = tuples(flow, row, "q", 1)

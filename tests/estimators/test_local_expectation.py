@@ -83,7 +83,7 @@ def test_keeping_later_choices_would_be_biased(monkeypatch):
     def kept(self, flow, before, changed, kept, draws, context):
         return flow.layers[before.layer].transform.choices.encode(changed, flow.dtype)
 
-    monkeypatch.setattr(LocalExpectation, "_settled", kept)
+    monkeypatch.setattr(LocalExpectation, "_redrawn", kept)
     total = torch.zeros((), dtype=torch.float64)
     for row, share in rows(flow):
         draws, weights = product(estimator.noise_shape(flow) or (), rules(flow, 1, row))
@@ -100,8 +100,8 @@ def test_the_last_layer_is_analytic_given_what_came_before():
     assert draws is not None
     last = list(flow.layers[1].parameters())
     found = -gradient(estimator.loss(flow, x, None, draws).surrogate, last)
-    nodes, outcomes = flow.last_choices(flow.run(x, draws=draws[0], stop=1).end, None)
-    assert gap(found, gradient(nodes.expectation(outcomes).sum(-1).mean(), last)) < 1e-12
+    choices, outcomes = flow.last_choices(flow.run(x, draws=draws[0], stop=1).end, None)
+    assert gap(found, gradient(choices.expectation(outcomes).sum(-1).mean(), last)) < 1e-12
 
 
 def test_summed_out_at_depth_one_it_draws_nothing():

@@ -50,9 +50,9 @@ def test_at_depth_one_it_is_the_gradient_of_the_likelihood(name):
 def test_its_gradient_in_a_logit_is_posterior_less_prior(name):
     flow = zoo.make(name)
     x = all_states(flow.states.sizes)
-    nodes, rewards = flow.last_choices(flow.start(flow.encode(x)), zoo.context(flow))
+    choices, rewards = flow.last_choices(flow.start(flow.encode(x)), zoo.context(flow))
     logits = (
-        nodes.logits.detach().expand(len(x), -1).clone().requires_grad_()
+        choices.logits.detach().expand(len(x), -1).clone().requires_grad_()
     )  # one for each x: D = 1 sees none
     (slope,) = torch.autograd.grad(BinaryChoices(logits).log_mixture(rewards).sum(), logits)
     posterior = torch.sigmoid(logits + rewards[..., 1] - rewards[..., 0])

@@ -30,8 +30,8 @@ def pairs(flow: LatentFlow, row: int, mix: float) -> tuple[Tensor, Tensor]:
     v, layer = all_choices(flow), flow.layers[-1]
     x, context = flow.states.expand(encoded(flow, row), (len(v),)), zoo.rows_of_context(flow, len(v))
     point = flow.run(x, draws=v, context=context, stop=flow.depth - 1).end
-    nodes = layer.generator_choices(point, context, layer.transform.choices.encode(v[:, -1], flow.dtype))
-    given = nodes.log_probs().detach().exp().expand(len(v), -1, -1)  # (V, D, U)
+    choices = layer.generator_choices(point, context, layer.transform.choices.encode(v[:, -1], flow.dtype))
+    given = choices.log_probs().detach().exp().expand(len(v), -1, -1)  # (V, D, U)
     u = all_states(layer.transform.choices.sizes)
     chosen = given[:, None, torch.arange(flow.features), u[None]]  # (V, 1, U', D), for each v and u
     probability = proposal(flow, row, mix)[:, None] * chosen.reshape(len(v), len(u), -1).prod(-1)
@@ -81,7 +81,9 @@ def test_summed_out_it_is_the_mean_over_the_last_choices(name):
 def test_without_the_weights_it_would_be_biased(name, monkeypatch):
     """Where a choice sees those before it, whose law is another one under the proposal."""
     flow = zoo.make(name)
-    monkeypatch.setattr(ProposalPrefix, "log_rho", lambda self, nodes, v, choices: nodes.log_prob(v).detach())
+    monkeypatch.setattr(
+        ProposalPrefix, "log_rho", lambda self, choices, v, alphabet: choices.log_prob(v).detach()
+    )
     assert gap(expectation(ProposalPrefix(0.0), flow), bound_gradient(name)) < EXACT
     assert gap(expectation(ProposalPrefix(0.3), flow), bound_gradient(name)) > 1e-3
 

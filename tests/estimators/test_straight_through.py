@@ -47,8 +47,8 @@ def test_at_depth_one_in_float32(name):
     flow = zoo.make(name).float()
     parameters = network_parameters(flow)
     context = zoo.context(flow)
-    nodes, rewards = flow.last_choices(flow.start(flow.encode(rows(flow))), context)
-    expected = gradient(nodes.expectation(rewards).sum(), parameters)
+    choices, rewards = flow.last_choices(flow.start(flow.encode(rows(flow))), context)
+    expected = gradient(choices.expectation(rewards).sum(), parameters)
     found = straight_through(flow, rows(flow), parameters)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -152,8 +152,8 @@ def test_separate_choices_of_location_and_scale_would_be_biased():
     """Why the choice is joint: with a one-hot for each, the reward is bilinear, the gradient wrong."""
     flow = zoo.make("affine K5")
     layer, x = flow.layers[0], rows(flow)
-    nodes = layer.generator_choices(flow.start(flow.encode(x)), None)
-    logits = nodes.logits.detach().reshape(len(x), 2, 4, 5)  # scale, location
+    choices = layer.generator_choices(flow.start(flow.encode(x)), None)
+    logits = choices.logits.detach().reshape(len(x), 2, 4, 5)  # scale, location
     parts = [logits.mean(-1).requires_grad_(), logits.mean(-2).requires_grad_()]
     scale, location = (p.softmax(-1) for p in parts)
     table = layer.transform.outcomes(flow.base.log_table(), flow.encode(x)).reshape(len(x), 2, 4, 5)
@@ -178,8 +178,8 @@ def test_relaxed_states_stay_integers():
         flow = zoo.make(name).float()
         point = flow.start(flow.encode(all_states(flow.states.sizes)))
         for index, layer in enumerate(flow.layers):
-            nodes = layer.generator_choices(point, None)
-            u = nodes.mean + (nodes.mode() - nodes.mean).detach()
-            assert torch.equal(u, nodes.mode())
+            choices = layer.generator_choices(point, None)
+            u = choices.mean + (choices.mode() - choices.mean).detach()
+            assert torch.equal(u, choices.mode())
             point = Point(point.x, layer.transform.relaxed_to_base(point.state, u), u, index + 1)
             assert torch.equal(point.state, point.state.round())

@@ -58,11 +58,9 @@ class Known(Baseline):
         super().__init__()
         self.formula = formula
 
-    def expected(self, situation):
-        nodes, rewards = situation.flow.last_choices(
-            situation.flow.start(situation.x), torch.zeros_like(situation.x)
-        )
-        return self.formula(nodes.mean, rewards[..., 0], rewards[..., 1]).detach()[:, None]
+    def expected(self, inputs):
+        choices, rewards = inputs.flow.last_choices(inputs.flow.start(inputs.x), torch.zeros_like(inputs.x))
+        return self.formula(choices.mean, rewards[..., 0], rewards[..., 1]).detach()[:, None]
 
 
 MEAN = Known(lambda f, low, high: (1 - f) * low + f * high)
@@ -96,10 +94,10 @@ def moments(estimator: Estimator, flow: LatentFlow, x: Tensor) -> tuple[Tensor, 
 
 def known(flow: LatentFlow, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """f, r(0), r(1) of each feature of x."""
-    nodes, rewards = flow.last_choices(
+    choices, rewards = flow.last_choices(
         flow.start(flow.encode(x[None])), torch.zeros(1, FEATURES, dtype=torch.float64)
     )
-    return nodes.mean[0], rewards[0, :, 0], rewards[0, :, 1]
+    return choices.mean[0], rewards[0, :, 0], rewards[0, :, 1]
 
 
 def least(f: Tensor) -> Tensor:

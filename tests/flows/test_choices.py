@@ -26,54 +26,54 @@ def mixed(seed: int) -> tuple[CategoricalChoices, Categorical]:
 
 
 def test_binary_nodes_are_bernoulli():
-    (nodes, reference), (other, other_reference) = binary(0), binary(1)
+    (choices, reference), (other, other_reference) = binary(0), binary(1)
     u = reference.sample()
-    close(nodes.mean, reference.mean)
-    close(nodes.log_prob(u), reference.log_prob(u))
-    close(nodes.entropy(), reference.entropy())
-    close(nodes.kl(other), kl_divergence(reference, other_reference))
-    close(nodes.log_probs().exp().sum(-1), torch.ones(7, 5).double())
-    assert torch.equal(nodes.mode(), (reference.mean > 0.5).double())
+    close(choices.mean, reference.mean)
+    close(choices.log_prob(u), reference.log_prob(u))
+    close(choices.entropy(), reference.entropy())
+    close(choices.kl(other), kl_divergence(reference, other_reference))
+    close(choices.log_probs().exp().sum(-1), torch.ones(7, 5).double())
+    assert torch.equal(choices.mode(), (reference.mean > 0.5).double())
 
 
 def test_categorical_nodes_are_categorical():
-    (nodes, reference), (other, other_reference) = mixed(0), mixed(1)
+    (choices, reference), (other, other_reference) = mixed(0), mixed(1)
     index = reference.sample()
     u = torch.nn.functional.one_hot(index, 4).double()
-    close(nodes.mean, reference.probs)
-    close(nodes.log_prob(u), reference.log_prob(index))
-    close(nodes.entropy(), reference.entropy())
-    close(nodes.kl(other), kl_divergence(reference, other_reference))
-    assert torch.equal(nodes.mode().argmax(-1), reference.probs.argmax(-1))
+    close(choices.mean, reference.probs)
+    close(choices.log_prob(u), reference.log_prob(index))
+    close(choices.entropy(), reference.entropy())
+    close(choices.kl(other), kl_divergence(reference, other_reference))
+    assert torch.equal(choices.mode().argmax(-1), reference.probs.argmax(-1))
 
 
 @pytest.mark.parametrize("make", [binary, mixed])
 def test_expectations_are_sums_over_choices(make):
-    nodes, _ = make(2)
-    p = nodes.log_probs().exp()
+    choices, _ = make(2)
+    p = choices.log_probs().exp()
     values = torch.randn(p.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    close(nodes.expectation(values), (p * values).sum(-1))
-    close(nodes.log_mixture(values), (p * values.exp()).sum(-1).log())
+    close(choices.expectation(values), (p * values).sum(-1))
+    close(choices.log_mixture(values), (p * values.exp()).sum(-1).log())
 
 
 @pytest.mark.parametrize("make", [binary, mixed])
 def test_draws_invert_the_distribution_function(make):
     """A grid of uniforms meets each choice as often as its probability says, to one step of the grid."""
-    nodes, _ = make(4)
-    p = nodes.log_probs().exp()
+    choices, _ = make(4)
+    p = choices.log_probs().exp()
     grid = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
-    u = nodes.sample(grid[:, None, None].expand(-1, *p.shape[:-1]))
-    share = torch.stack((1 - u, u), -1).mean(0) if isinstance(nodes, BinaryChoices) else u.mean(0)
+    u = choices.sample(grid[:, None, None].expand(-1, *p.shape[:-1]))
+    share = torch.stack((1 - u, u), -1).mean(0) if isinstance(choices, BinaryChoices) else u.mean(0)
     assert float((share - p).abs().max()) < 1 / 2000
 
 
 @pytest.mark.parametrize("make", [binary, mixed])
 def test_extreme_uniforms_meet_existing_choices(make):
-    nodes, _ = make(5)
-    shape = nodes.log_probs().shape[:-1]
+    choices, _ = make(5)
+    shape = choices.log_probs().shape[:-1]
     for uniform in (0.0, 1.0, 1 + 1e-6):  # the last as if rounding had left the sum just below 1
-        u = nodes.sample(torch.full(shape, uniform, dtype=torch.float64))
-        assert bool((nodes.log_prob(u) > -100).all())
+        u = choices.sample(torch.full(shape, uniform, dtype=torch.float64))
+        assert bool((choices.log_prob(u) > -100).all())
 
 
 def test_ties_take_the_first_choice():
@@ -83,13 +83,13 @@ def test_ties_take_the_first_choice():
 
 @pytest.mark.parametrize("make", [binary, mixed])
 def test_extreme_logits_stay_finite(make):
-    nodes, _ = make(6)
-    nodes.logits = (nodes.logits * 1e4).requires_grad_()
-    values = -torch.ones_like(nodes.log_probs())
-    total = nodes.entropy().sum() + nodes.log_mixture(values).sum() + nodes.expectation(values).sum()
+    choices, _ = make(6)
+    choices.logits = (choices.logits * 1e4).requires_grad_()
+    values = -torch.ones_like(choices.log_probs())
+    total = choices.entropy().sum() + choices.log_mixture(values).sum() + choices.expectation(values).sum()
     total.backward()
     assert bool(torch.isfinite(total))
-    assert bool(torch.isfinite(nodes.logits.grad).all())
+    assert bool(torch.isfinite(choices.logits.grad).all())
 
 
 @pytest.mark.parametrize("in_dims", [(0, 0), (0, None), (None, 0), (1, 0)])

@@ -78,33 +78,33 @@ def test_the_marginal_of_location_and_scale(name):
 @pytest.mark.parametrize("name", [name for name in CLOSED if zoo.binary(zoo.make(name))])
 def test_the_posterior_adds_the_base_to_the_logit(name):
     flow = zoo.make(name)
-    nodes, _ = at_start(flow)
+    choices, _ = at_start(flow)
     x = all_states(flow.states.sizes)
-    logit = nodes.logits + (1 - 2 * x) * flow.base.logits
+    logit = choices.logits + (1 - 2 * x) * flow.base.logits
     close(torch.sigmoid(logit), posterior_by_sums(name)[..., 1])
 
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_the_posterior_adds_the_rewards_to_the_logits(name):
-    nodes, rewards = at_start(zoo.make(name))
-    close(torch.softmax(nodes.log_probs() + rewards, -1), posterior_by_sums(name))
+    choices, rewards = at_start(zoo.make(name))
+    close(torch.softmax(choices.log_probs() + rewards, -1), posterior_by_sums(name))
 
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_the_bound_is_linear_in_the_probabilities(name):
-    nodes, rewards = at_start(zoo.make(name))
-    close(nodes.expectation(rewards).sum(-1), enumerated(name).bound)
+    choices, rewards = at_start(zoo.make(name))
+    close(choices.expectation(rewards).sum(-1), enumerated(name).bound)
 
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_the_posterior_makes_the_evidence_bound_tight(name):
     flow = zoo.make(name)
-    nodes, rewards = at_start(flow)
-    if isinstance(nodes, BinaryChoices):
-        exact = BinaryChoices(nodes.logits + rewards[..., 1] - rewards[..., 0])
+    choices, rewards = at_start(flow)
+    if isinstance(choices, BinaryChoices):
+        exact = BinaryChoices(choices.logits + rewards[..., 1] - rewards[..., 0])
     else:
-        exact = CategoricalChoices(nodes.log_probs() + rewards, nodes.valid)
-    elbo = exact.expectation(rewards) - exact.kl(nodes)
+        exact = CategoricalChoices(choices.log_probs() + rewards, choices.valid)
+    elbo = exact.expectation(rewards) - exact.kl(choices)
     close(elbo.sum(-1), enumerated(name).log_p)
 
 
@@ -126,9 +126,9 @@ def test_the_last_layer_is_summed_out(name):
 @pytest.mark.parametrize("name", [name for name in CLOSED if zoo.binary(zoo.make(name))])
 def test_greedy_marginal_and_bound_are_ordered_pixel_by_pixel(name):
     flow = zoo.make(name)
-    nodes, rewards = at_start(flow)
-    bound, marginal = nodes.expectation(rewards), nodes.log_mixture(rewards)
-    greedy = rewards.gather(-1, nodes.mode().long()[..., None])[..., 0]
+    choices, rewards = at_start(flow)
+    bound, marginal = choices.expectation(rewards), choices.log_mixture(rewards)
+    greedy = rewards.gather(-1, choices.mode().long()[..., None])[..., 0]
     right = greedy >= rewards.amax(-1)
     assert bool((marginal >= bound - 1e-12).all())
     assert bool((greedy >= marginal - 1e-12)[right].all())
@@ -180,8 +180,8 @@ def test_numbers_of_the_paper_setting():
         for parameter in flow.layers.parameters():
             parameter.zero_()
     x = torch.randint(2, (3, 784), generator=torch.Generator().manual_seed(0))
-    nodes, rewards = flow.last_choices(flow.start(flow.encode(x)), None)
+    choices, rewards = flow.last_choices(flow.start(flow.encode(x)), None)
     assert abs(float(base.floor()) - 82.6026) < 1e-3
     assert abs(float(base.entropy()) - 254.8651) < 1e-3
     close(-flow().log_prob(x), torch.full((3,), 543.4274).double(), atol=1e-3)
-    close(-nodes.expectation(rewards).double().sum(-1), torch.full((3,), 943.9147).double(), atol=1e-3)
+    close(-choices.expectation(rewards).double().sum(-1), torch.full((3,), 943.9147).double(), atol=1e-3)

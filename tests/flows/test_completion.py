@@ -32,8 +32,8 @@ def sequentially(flow, x: Tensor, known: Tensor, y: Tensor, noise: Tensor | None
     for d in visiting_order(layer.conditioner):
         if known[d]:
             continue
-        nodes = layer.generator_choices(flow.start(flow.encode(x)), context)
-        u = layer.transform.choices.decode(nodes.mode() if noise is None else nodes.sample(noise[:, 0]))
+        choices = layer.generator_choices(flow.start(flow.encode(x)), context)
+        u = layer.transform.choices.decode(choices.mode() if noise is None else choices.sample(noise[:, 0]))
         x = x.clone()
         x[:, d] = layer.transform.to_data(y, u)[:, d]
     return x

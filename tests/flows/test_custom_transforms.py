@@ -138,8 +138,8 @@ def test_the_deterministic_reading_is_that_bijection(name: str, depth: int) -> N
     y = x
     for index, layer in enumerate(flow.layers):
         coded = flow.encode(y)
-        nodes = layer.generator_choices(Point(coded, coded, None, index), None)
-        y = layer.transform.to_base(y, nodes.log_probs().argmax(-1))
+        choices = layer.generator_choices(Point(coded, coded, None, index), None)
+        y = layer.transform.to_base(y, choices.log_probs().argmax(-1))
     assert torch.equal(greedy.to_base(x), y)
     assert torch.equal(greedy.to_data(y), x)
     assert evaluate.greedy(flow, x).kind == "exact"

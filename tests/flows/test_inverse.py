@@ -1,4 +1,4 @@
-"""The deterministic reading is a bijection, and its inverse is exact."""
+"""The deterministic flow is a bijection, and its inverse is exact."""
 
 import pytest
 import torch
@@ -43,8 +43,8 @@ def test_greedy_takes_the_most_probable_choice_of_each_layer(name):
     flow = zoo.make(name)
     x = flow.encode(all_states(flow.states.sizes))
     trace = flow.run(x, draws="greedy", context=zoo.context(flow))
-    for index, nodes in enumerate(trace.generator):
-        assert torch.equal(trace.u[:, index], nodes.log_probs().argmax(-1).expand(len(x), -1))
+    for index, choices in enumerate(trace.generator):
+        assert torch.equal(trace.u[:, index], choices.log_probs().argmax(-1).expand(len(x), -1))
 
 
 def test_the_greedy_reading_shares_the_weights():
@@ -66,14 +66,14 @@ def test_ten_thousand_images_come_back_through_eight_layers():
     assert torch.equal(flow.to_data(y), x.long())
 
 
-def test_what_never_settles_is_an_error(monkeypatch):
+def test_what_never_converges_is_an_error(monkeypatch):
     """A network that sees what it must not: the inverse refuses to return something wrong."""
     monkeypatch.setattr("xorflow.flows.stack.check_normalised", lambda _: None)
     flow = xf.Flow([xf.Layer(xf.MADE(1, (), sees={"state": "up to"}))], xf.FactorisedBase(1))
     with torch.no_grad():
         flow.layers[0].conditioner.net[-1].weight.fill_(2.0)
         flow.layers[0].conditioner.net[-1].bias.fill_(-1.0)  # u = x: no x leads to y = 1
-    with pytest.raises(AssertionError, match="settles"):
+    with pytest.raises(AssertionError, match="converges"):
         invert(flow, torch.ones(1, 1), "greedy", None)
 
 

@@ -23,7 +23,7 @@ def cases() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def mixed(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
-    """`marginal_total` of each feature, by the nodes' mixture."""
+    """`marginal_total` of each feature, by the choices' mixture."""
     zero, one = (-bases).sigmoid().log(), bases.sigmoid().log()
     outcomes = torch.stack((torch.lerp(zero, one, x), torch.lerp(one, zero, x)), -1)
     return BinaryChoices(logits).log_mixture(outcomes)

@@ -1,4 +1,4 @@
-"""The marginal in closed form is what the transform's outcomes and the nodes' mixture give."""
+"""The marginal in closed form is what the transform's outcomes and the choices' mixture give."""
 
 import pytest
 import torch

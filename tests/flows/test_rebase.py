@@ -114,7 +114,7 @@ def coupling(depth: int) -> LatentFlow:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_coupling_on_another_base_is_one_model(depth: int) -> None:
-    """Its likelihood, its samples and its deterministic reading agree, for every x."""
+    """Its likelihood, its samples and its deterministic flow agree, for every x."""
     read, x = with_base(coupling(depth), FactorisedBase(D, 0.95).double()), everything()
     p = read().log_prob(x).exp()
     assert abs(float(p.sum()) - 1) < 1e-10

@@ -111,11 +111,11 @@ def _assert_launched(flow: xf.LatentFlow, context: torch.Tensor | None = None) -
     """Captured steps give the very integers of whole passes, without a pass that mends them."""
     noise = SampleNoise.draw(flow, torch.Size([8]), torch.Generator(CUDA).manual_seed(0))
     net = flow.layers[0].conditioner
-    walk = net.incremental(8, context, 56)
-    assert walk is not None
+    decoder = net.incremental(8, context, 56)
+    assert decoder is not None
     order = torch.tensor(net.order, device=CUDA)
     y = flow.base.sample(noise.base).double().index_select(1, order)
-    found = walk.at_once(y, noise.layers[:, 0].index_select(1, order))
+    found = decoder.decode(y, noise.layers[:, 0].index_select(1, order))
     assert found is not None, "steps are not captured"
     with ways.only("passes"):
         expected = flow.sample_with(noise, context)
@@ -126,7 +126,7 @@ def _assert_launched(flow: xf.LatentFlow, context: torch.Tensor | None = None) -
 def test_launched_steps_give_the_samples_of_whole_passes(changes: dict[str, Any]) -> None:
     flow = _trainer(conditioner="transformer", precision="64-true", **changes).flow.double().eval()
     context = torch.eye(10, device=CUDA, dtype=torch.float64)[:8] if changes.get("label") else None
-    for _ in range(2):  # a second walk captures anew
+    for _ in range(2):  # a second decoder captures anew
         _assert_launched(flow, context)
 
 

@@ -12,7 +12,7 @@ TYPES = ("cuda",)
 """Devices whose operations can be captured as graphs, and for which Triton compiles kernels."""
 
 STEPPED_ON = ("cuda",)
-"""Where decoding takes steps whose number is on the device, one launch each; tests take them elsewhere, uncaptured."""
+"""Where decoding takes steps whose number is on the device, one graph each; tests take them elsewhere, uncaptured."""
 
 COMPILED_ON = ("cuda",)
 """Where compiling is worth its minute, and needs no compiler beside PyTorch's own."""
@@ -23,7 +23,7 @@ def captures(device: torch.device) -> bool:
     return device.type in TYPES
 
 
-def decodes_in_launches(device: torch.device) -> bool:
+def decodes_by_graph(device: torch.device) -> bool:
     """Whether decoding takes steps whose number is on the device."""
     return device.type in STEPPED_ON
 

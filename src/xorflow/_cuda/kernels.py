@@ -1,7 +1,7 @@
 """CUDA kernels, written in Triton, for what PyTorch would do in many small launches.
 
-Each has a plain counterpart elsewhere, which serves every other device and is its reference: the marginal of binary nodes
-(`flows.choices`), the walk through a MADE (`conditioners.incremental`), numpy's Philox (`_math`). Triton comes with
+Each has a plain counterpart elsewhere, which serves every other device and is its reference: the marginal of binary choices
+(`flows.choices`), incremental decoding of a MADE (`conditioners.incremental`), numpy's Philox (`_math`). Triton comes with
 PyTorch's CUDA builds; nothing here is imported without it.
 """
 
@@ -62,7 +62,7 @@ class _MarginalTotal(Function):
         return marginal_total(logits, x, base_logits).unflatten(0, (runs, -1)), 0
 
 
-def walk_made(
+def decode_made(
     y: Tensor, uniforms: Tensor, into: Tensor, bias: Tensor, out: Tensor, out_bias: Tensor
 ) -> Tensor:
     """x (B, D) in {0, 1} from y and noise, through a MADE of one hidden layer, feature after feature in one launch.
@@ -79,7 +79,7 @@ def walk_made(
     """
     from xorflow._cuda import triton_kernels
 
-    return triton_kernels.walk_made(y, uniforms, into, bias, out, out_bias)
+    return triton_kernels.decode_made(y, uniforms, into, bias, out, out_bias)
 
 
 def philox_uniforms(

@@ -95,7 +95,7 @@ def _walk_made(
         sums += x_d[:, None] * w_in[None, :]
 
 
-def walk_made(
+def decode_made(
     y: Tensor, uniforms: Tensor, into: Tensor, bias: Tensor, out: Tensor, out_bias: Tensor
 ) -> Tensor:
     samples, features = y.shape

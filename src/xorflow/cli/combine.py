@@ -39,12 +39,12 @@ def combine(
     if not {"test", "validation"} & result.keys():
         typer.echo("No data were held out, so there is no likelihood to report.")
         return
-    found = {str(run): read_result(run) for run in runs} | {str(out): result}
-    parts = [part for part in ("test", "validation") if part in result]
+    results = {str(run): read_result(run) for run in runs} | {str(out): result}
+    splits = [split for split in ("test", "validation") if split in result]
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column("negative log-likelihood, nats", overflow="fold")
-    for part in parts:
-        shown.add_column(part, justify="right", no_wrap=True)
-    for name, figures in found.items():
-        shown.add_row(Text(name), *(f"{figures[part]['nll']:.3f}" for part in parts))
+    for split in splits:
+        shown.add_column(split, justify="right", no_wrap=True)
+    for name, figures in results.items():
+        shown.add_row(Text(name), *(f"{figures[split]['nll']:.3f}" for split in splits))
     Console().print(shown)

@@ -28,7 +28,7 @@ class TrainingDisplay:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[words]}"),
+            TextColumn("{task.fields[status]}"),
             console=console,
             disable=not console.is_terminal,
             expand=True,
@@ -45,7 +45,7 @@ class TrainingDisplay:
         self._bar.stop()
 
     def on_start(self, total_steps: int, progress: training.Progress) -> None:
-        self._task = self._bar.add_task("training", total=total_steps, completed=progress.step, words="")
+        self._task = self._bar.add_task("training", total=total_steps, completed=progress.step, status="")
 
     def on_step(self, step: int) -> None:
         now = time.monotonic()
@@ -56,19 +56,19 @@ class TrainingDisplay:
     def on_epoch(self, record: dict[str, Any]) -> None:
         if self._task is None:
             return
-        words = f"train {record['train_nll']:.2f}"
+        status = f"train {record['train_nll']:.2f}"
         if "validation_nll" in record:
-            words += f" validation {record['validation_nll']:.2f}"
+            status += f" validation {record['validation_nll']:.2f}"
         description = f"epoch {record['epoch']}"
-        self._bar.update(self._task, completed=record["step"], description=description, words=words)
+        self._bar.update(self._task, completed=record["step"], description=description, status=status)
 
 
 _SPEED_SECONDS = 900.0
 """How far back the estimate of the time left looks: a run may be minutes between two epochs."""
 
 
-def progress_of_runs(console: Console, first: TextColumn, words_width: int) -> Progress:
-    """Bars for several runs: a first column, time taken and left, and words of at most a width; silent without a terminal."""
+def progress_of_runs(console: Console, first: TextColumn, status_width: int) -> Progress:
+    """Bars for several runs: a first column, time taken and left, a status of at most a width; silent without a terminal."""
     return Progress(
         first,
         BarColumn(bar_width=None),
@@ -76,9 +76,9 @@ def progress_of_runs(console: Console, first: TextColumn, words_width: int) -> P
         TextColumn("left"),
         TimeRemainingColumn(),
         TextColumn(
-            "{task.fields[words]}",
+            "{task.fields[status]}",
             markup=False,
-            table_column=Column(no_wrap=True, overflow="ellipsis", max_width=words_width),
+            table_column=Column(no_wrap=True, overflow="ellipsis", max_width=status_width),
         ),
         console=console,
         disable=not console.is_terminal,

@@ -86,29 +86,29 @@ def evaluate(
     opened = training.open_run(run, device=device)
     dataset = opened.data().to(opened.flow.device)
     with out_of_memory_as_error("lower --memory, or use --device cpu"):
-        found = training.report(opened.flow, dataset, samples, ("test", "validation"), memory=most)
+        splits = training.report(opened.flow, dataset, samples, ("test", "validation"), memory=most)
     if as_json:
-        typer.echo(json.dumps(found | {"data": dataset.describe()}, indent=2))
+        typer.echo(json.dumps(splits | {"data": dataset.describe()}, indent=2))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("nats")
-    for part in found:
-        table.add_column(part, justify="right")
-    figures = [_figures(row) for row in found.values()]
+    for split in splits:
+        table.add_column(split, justify="right")
+    figures = [_figures(row) for row in splits.values()]
     for name in figures[0] if figures else ():
         table.add_row(name, *(column[name] for column in figures))
     Console().print(table if figures else "No data were held out, so there is no likelihood to report.")
 
 
 def _figures(row: dict[str, Any]) -> dict[str, str]:
-    """One part's likelihoods by what they are."""
+    """One split's likelihoods by what they are."""
     stderr = "" if row["stderr"] is None else f" ± {row['stderr']:.3f}"
     kind = "exact" if row["kind"] == "exact" else f"bound, {row['samples']} samples"
     return {
         "negative log-likelihood": f"{row['nll']:.3f}{stderr}",
         "  which is": kind,
         "  bits per dimension": f"{row['bits_per_dim']:.4f}",
-        "deterministic likelihood": f"{row['greedy_nll']:.3f}",
+        "deterministic flow": f"{row['greedy_nll']:.3f}",
         "  with its base refitted": f"{row['refit_nll']:.3f}",
         "least that the base allows": f"{row['floor']:.3f}",
         "rows": f"{row['rows']:,}",
@@ -173,24 +173,24 @@ def score(
     chosen = _chosen(opened, flow, most)  # may take long, so after all that may be refused
     with out_of_memory_as_error("lower --memory, or score fewer rows at a time"):
         if isinstance(chosen, LatentFlow) and not chosen.has_closed_form:
-            found = likelihoods.importance(chosen, x, samples=samples, memory=most)
+            log_p = likelihoods.importance(chosen, x, samples=samples, memory=most)
         else:
-            found = likelihoods.exact(chosen, x, memory=most)
-    values = found.values.cpu()
+            log_p = likelihoods.exact(chosen, x, memory=most)
+    values = log_p.values.cpu()
     if out is not None:
         _write_scores(out, values)
     if as_json:
-        typer.echo(json.dumps(found.summary() | {"log_prob": values.tolist()}))
+        typer.echo(json.dumps(log_p.summary() | {"log_prob": values.tolist()}))
     elif out is not None:
         typer.echo(
-            f"wrote log p of {len(values)} rows ({found.kind}) to {out}; mean {float(values.mean()):.4f} nats"
+            f"wrote log p of {len(values)} rows ({log_p.kind}) to {out}; mean {float(values.mean()):.4f} nats"
         )
     else:
         typer.echo("\n".join(f"{value:.6f}" for value in values.tolist()))
 
 
 def draw(flow: Flow | LatentFlow | Mixture, count: int, seed: int) -> Tensor:
-    """Samples on the CPU; a flow with labels gets each label in turn."""
+    """Samples on the CPU; a flow with labels gets one label after the other."""
     generator = torch.Generator(flow.device).manual_seed(seed)
     if not flow.context_features:
         return flow().sample((count,), generator=generator).cpu()
@@ -202,10 +202,10 @@ def draw(flow: Flow | LatentFlow | Mixture, count: int, seed: int) -> Tensor:
 def write_samples(folder: Path, count: int, seed: int) -> Path:
     """Samples of a finished run, in the form that suits the data, beside its other files."""
     trained_on = training.read_result(folder)["device"]
-    quick = (
+    on_gpu = (
         trained_on.startswith("cuda") and torch.cuda.is_available()
     )  # large networks take a minute on a CPU
-    opened = training.open_run(folder, device=trained_on if quick else "cpu")
+    opened = training.open_run(folder, device=trained_on if on_gpu else "cpu")
     path = folder / _natural_name(opened)
     _write(path, draw(opened.flow, count, seed), opened)
     return path
@@ -265,8 +265,8 @@ def parse_bytes(text: str | None) -> int | None:
     """
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.strip().upper())
-    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.strip().upper())
+    size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
     if size < 1:
         raise ConfigError(f"--memory is a number of bytes, such as 500MB or 2GB; got {text!r}")
     return size

@@ -98,8 +98,8 @@ def parse_seeds(text: str | None, given: Mapping[str, Any]) -> list[int] | None:
         raise ConfigError("--seeds names the seed of every run, and --seed came too; leave one of them out")
     seeds: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*([0-9]{1,18})(?:\s*-\s*([0-9]{1,18}))?\s*", part)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?:\s*-\s*([0-9]{1,18}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if first > last:
             raise ConfigError(
                 f"--seeds is whole numbers and ranges upwards, as in 0,1,2 or 0-7; got {text!r}"
@@ -146,8 +146,8 @@ class Display:
         self._jobs = jobs
         self._ended = threading.Event()
         count = TextColumn("[bold]runs {task.fields[done]}/{task.total:.0f}")
-        self._bar = progress_of_runs(console, count, words_width=30)
-        self._task = self._bar.add_task("runs", total=len(jobs), done=0, words="")
+        self._bar = progress_of_runs(console, count, status_width=30)
+        self._task = self._bar.add_task("runs", total=len(jobs), done=0, status="")
         # the speed is counted from the first change on: from here, with what was done before left out
         self._bar.update(self._task, completed=self._progress() + 1e-9)
         self._watch = threading.Thread(target=self._follow, daemon=True)
@@ -166,12 +166,12 @@ class Display:
         del total
         self.outcomes.append(outcome)
         label = outcome.job.out.relative_to(self._out).as_posix()
-        words = f"{_headline(outcome)} {label}"
-        self._bar.update(self._task, done=done, completed=self._progress(), words=words)
+        status = f"{_headline(outcome)} {label}"
+        self._bar.update(self._task, done=done, completed=self._progress(), status=status)
 
     def on_stop(self) -> None:
         self.stopping = True
-        self._bar.update(self._task, words="stopping: the runs are saving")
+        self._bar.update(self._task, status="stopping: the runs are saving")
 
     def _follow(self) -> None:
         while not self._ended.wait(_POLL_SECONDS):
@@ -203,9 +203,9 @@ def _headline(outcome: Outcome) -> str:
 def show_runs(console: Console, out: Path, summary: Mapping[str, Any]) -> None:
     """The end of several runs: what each reached, and the spread over seeds."""
     runs, groups = summary["runs"], [group for group in summary["groups"] if group["n"] > 1 and group["nll"]]
-    parts = sorted({row["part"] for row in runs if row["part"]})
-    if parts:
-        data = " or ".join(parts)
+    splits = sorted({row["part"] for row in runs if row["part"]})
+    if splits:
+        data = " or ".join(splits)
         console.print(f"Negative log-likelihood of the {data} data, in nats (lower is better)", style="bold")
     table = _table("run", "seed", "NLL", "which is", "refitted", "seconds")
     for row in runs:

@@ -31,13 +31,15 @@ def run_figures(result: dict[str, Any], part: str, paper_nll: float | None = Non
         part: `test` or `validation`.
         paper_nll: the best figure of the paper; it is shown for MNIST only.
     """
-    found, data = result[part], result["data"]
+    likelihoods, data = result[part], result["data"]
     features = "pixels" if len(data.get("shape") or ()) == 2 else "features"
     figures = [
-        Figure("this flow, latent", _with_error(found["nll"], found["stderr"]), _latent(found)),
+        Figure(
+            "this flow, latent", _with_error(likelihoods["nll"], likelihoods["stderr"]), _latent(likelihoods)
+        ),
         Figure(
             "this flow, deterministic",
-            _with_error(found["refit_nll"], found.get("refit_stderr")),
+            _with_error(likelihoods["refit_nll"], likelihoods.get("refit_stderr")),
             "The deterministic flow takes the most probable transformation every time; its likelihood is "
             "exact, on a base refitted to the training data.",
         ),
@@ -60,11 +62,11 @@ def run_figures(result: dict[str, Any], part: str, paper_nll: float | None = Non
     return figures
 
 
-def _latent(found: dict[str, Any]) -> str:
+def _latent(likelihoods: dict[str, Any]) -> str:
     opening = "The latent flow draws its transformation from a distribution; "
-    if found["kind"] == "exact":
+    if likelihoods["kind"] == "exact":
         return opening + "its likelihood is exact, with all of them summed out."
-    return opening + f"this is an upper bound, on average, from {found['samples']:,} samples a row."
+    return opening + f"this is an upper bound, on average, from {likelihoods['samples']:,} samples a row."
 
 
 def _with_error(value: float, stderr: float | None) -> str:

@@ -126,8 +126,8 @@ def _keyword(name: str, kind: Any, option: Any, default: Any = None) -> inspect.
 
 def _help_texts() -> dict[str, str]:
     """The lines of `Options`' docstring, by field."""
-    found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(Options) or "", flags=re.MULTILINE)
-    lines = [(name, " ".join(text.split())) for name, text in found]
+    fields = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(Options) or "", flags=re.MULTILINE)
+    lines = [(name, " ".join(text.split())) for name, text in fields]
     # a text that begins with a value, such as `mnist`, keeps its small letter: that is how it is typed
     capital = {name: text if text.startswith("`") else text[0].upper() + text[1:] for name, text in lines}
     return {name: text.replace("`", "").replace("[", "\\[") for name, text in capital.items()}
@@ -198,15 +198,15 @@ def _combined(options: Options, given: dict[str, Any]) -> Options:
 
 def _command(given: dict[str, Any]) -> str:
     """What to type to continue with these options."""
-    words = ["xorflow", "train"]
+    command = ["xorflow", "train"]
     for name, value in given.items():
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
-            words.append(flag if value else flag.replace("--", "--no-", 1))
+            command.append(flag if value else flag.replace("--", "--no-", 1))
         elif value is not None:
             whole = isinstance(value, float) and value.is_integer()
-            words += [flag, str(int(value) if whole else value)]
-    return shlex.join([*words, "--resume"])
+            command += [flag, str(int(value) if whole else value)]
+    return shlex.join([*command, "--resume"])
 
 
 def _folder(out: Path | None, resume: bool, stem: str) -> Path:

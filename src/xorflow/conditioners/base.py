@@ -33,18 +33,18 @@ class Dependence(StrEnum):
 
 
 class Incremental(Protocol):
-    """A conditioner evaluated block by block of its ordering; see `IncrementalMADE` and `Walk`.
+    """A conditioner evaluated block by block of its ordering; see `IncrementalMADE` and `IncrementalSequence`.
 
-    For each block in turn `logits` is called at trial values, one or more times, and then `settle` at the final ones. The last
+    For each block `logits` is called at trial values, one or more times, and then `update` at the final ones. The last
     trial's values are final too, but perhaps for the block's last feature, on which none of the block's logits depend.
     """
 
     @property
     def blocks(self) -> Sequence[Any]: ...
     def logits(self, block: Any, x: Tensor) -> Tensor: ...
-    def settle(self, block: Any, x: Tensor) -> None: ...
-    def at_once(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
-        """All blocks in one launch, for xor, in the arrangement of the ordering; None where there is no kernel for it."""
+    def update(self, block: Any, x: Tensor) -> None: ...
+    def decode(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
+        """All blocks at once, for xor, in the arrangement of the ordering; None where there is no kernel for it."""
         ...
 
 
@@ -106,19 +106,19 @@ class Conditioner(nn.Module, ABC):
         return None
 
     def alphabet(self, source: Source) -> Alphabet:
-        """What the values of a source look like."""
+        """Which values a source has."""
         return self.choices if source in (Source.PREVIOUS, Source.OWN) else self.states
 
     def flatten(self, inputs: Mapping[Source, Tensor], context: Tensor | None) -> Tensor:
         """All declared inputs side by side, (..., width); leading shapes are broadcast to a common one."""
         self._check_context(context)
-        parts = [self.alphabet(s).flatten(inputs[s]) for s in self.sees]
+        tensors = [self.alphabet(s).flatten(inputs[s]) for s in self.sees]
         if context is not None:
-            parts.append(context.to(parts[0].dtype))
-        if len(parts) == 1:
-            return parts[0]
-        batch = common_lead(*(p.shape[:-1] for p in parts))
-        return torch.cat([p.expand(*batch, p.shape[-1]) for p in parts], -1)
+            tensors.append(context.to(tensors[0].dtype))
+        if len(tensors) == 1:
+            return tensors[0]
+        batch = common_lead(*(t.shape[:-1] for t in tensors))
+        return torch.cat([t.expand(*batch, t.shape[-1]) for t in tensors], -1)
 
     def _check_context(self, context: Tensor | None) -> None:
         came = 0 if context is None else context.shape[-1]
@@ -150,7 +150,7 @@ def common_lead(*shapes: torch.Size) -> torch.Size:
 
 
 def linear_map(net: Conditioner, source: Source, slope: Tensor) -> Tensor:
-    """A linear map of all that a network sees, (inputs, outputs), that looks at one source alone."""
+    """A linear map of all that a network sees, (inputs, outputs), that reads one source alone."""
     sources = list(net.sees)
     widths = [net.alphabet(other).flat for other in sources]
     whole = slope.new_zeros(sum(widths) + net.context_features, slope.shape[1])

@@ -57,7 +57,7 @@ def cut_into_blocks(features: int, degrees: Sequence[Tensor], size: int) -> list
 
 
 class IncrementalMADE:
-    """One evaluation of a MADE for a batch; call `logits` for each block in turn, then `settle` with its final values.
+    """One evaluation of a MADE for a batch; for each block call `logits`, then `update` with its final values.
 
     Args:
         net: the masked layers, in the arrangement of the ordering, with ReLUs between them.
@@ -122,7 +122,7 @@ class IncrementalMADE:
         out = torch.addmm(self._sums[-1][:, outputs], value, self._weights[-1][outputs, columns].t())
         return out if self._skip is None else out.addmm_(x, self._skip[outputs, inputs].t())
 
-    def settle(self, block: Block, x: Tensor) -> None:
+    def update(self, block: Block, x: Tensor) -> None:
         """The block's values are final: add what it determines to all that comes after."""
         inputs = self._inputs(block)
         later = slice(self._outputs(block).stop, None)
@@ -136,8 +136,8 @@ class IncrementalMADE:
         if self._skip is not None:
             self._sums[-1][:, later].addmm_(x, self._skip[later, inputs].t())
 
-    def at_once(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
-        """x (B, D) from y and noise, in the arrangement of the ordering, in one launch; None where no kernel does it."""
+    def decode(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
+        """x (B, D) from y and noise, in the arrangement of the ordering, by one kernel; None where there is none for it."""
         plain = self._has_context or self._skip is not None or len(self._weights) != 2
         if (
             plain
@@ -149,4 +149,4 @@ class IncrementalMADE:
         (into, out), (bias, out_bias) = self._weights, self._biases
         if len(bias) > _WIDEST_KERNEL:
             return None
-        return kernels.walk_made(y, uniforms.to(y.dtype), into, bias, out, out_bias)
+        return kernels.decode_made(y, uniforms.to(y.dtype), into, bias, out, out_bias)

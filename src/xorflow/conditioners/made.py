@@ -105,11 +105,11 @@ class MADE(Conditioner):
         assert self.order is not None
         rank = ranks(self.order)
         least = {Dependence.BEFORE: rank + 1, Dependence.UP_TO: rank, Dependence.ALL: torch.zeros_like(rank)}
-        parts = [
+        degrees = [
             least[dependence].repeat_interleave(self.alphabet(source).flat // self.features)
             for source, dependence in self.sees.items()
         ]
-        return torch.cat([*parts, torch.zeros(self.context_features, dtype=torch.int64)])
+        return torch.cat([*degrees, torch.zeros(self.context_features, dtype=torch.int64)])
 
     def _hidden_degrees(self, width: int) -> Tensor:
         # degree 0 sees nothing unless an input of degree 0 exists, degree D is read by no output
@@ -139,7 +139,7 @@ class MADE(Conditioner):
         if list(self.sees.values()) != [Dependence.BEFORE] or Source.OWN in self.sees:
             return None
         self._check_context(context)
-        terms = None
+        context_terms = None
         if context is not None:
             first, c = self.net[0], self.context_features
             assert isinstance(first, MaskedLinear)
@@ -148,10 +148,10 @@ class MADE(Conditioner):
             out = context.new_zeros(batch, self.choices.flat)
             if self.context_skip is not None:
                 out = self.context_skip(context)[:, self._places]
-            terms = linear(context, first.weight[:, :c]), out, through_skip
+            context_terms = linear(context, first.weight[:, :c]), out, through_skip
         wide = self.states.flat // self.features, self.choices.flat // self.features
         cut = functools.partial(cut_into_blocks, self.features, self._degrees, block_size)
-        return IncrementalMADE(self.net, self.skip, terms, cut, wide, batch)
+        return IncrementalMADE(self.net, self.skip, context_terms, cut, wide, batch)
 
     @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:

@@ -210,9 +210,9 @@ class MaskedLinear(nn.Linear):
         if self._quicker(input):
             flat = input.reshape(-1, self.in_features)
             bands = None if devices.captures(input.device) else self.bands
-            found = _MaskedProduct.apply(flat, self.weight, self.bias, self.mask, self.seen, bands, rectify)
-            assert isinstance(found, Tensor)
-            return found.reshape(*input.shape[:-1], self.out_features)
+            product = _MaskedProduct.apply(flat, self.weight, self.bias, self.mask, self.seen, bands, rectify)
+            assert isinstance(product, Tensor)
+            return product.reshape(*input.shape[:-1], self.out_features)
         weight = self.weight
         if torch.is_grad_enabled():  # whether the weight requires one is hidden under vmap
             weight = _MaskGradient.apply(weight, self.mask)

@@ -25,7 +25,7 @@ def _perceptron(sizes: Sequence[int]) -> nn.Sequential:
 
 
 class MLP(Conditioner):
-    """A perceptron that sees all of its inputs: for posteriors, which may look at anything.
+    """A perceptron that sees all of its inputs: for posteriors, which may see anything.
 
     Args:
         features: D.
@@ -62,8 +62,11 @@ class MLP(Conditioner):
         self.skip = nn.Linear(width, self.choices.flat, bias=False) if direct and self.hidden else None
 
     def config(self) -> dict[str, Any]:
-        own = {"hidden": list(self.hidden), "sees": [str(source) for source in self.sees]}
-        return super().config() | own | ({} if self.skip is None else {"direct": True})
+        config = super().config() | {
+            "hidden": list(self.hidden),
+            "sees": [str(source) for source in self.sees],
+        }
+        return config | ({} if self.skip is None else {"direct": True})
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
         flat = self.flatten(inputs, context)
@@ -95,7 +98,7 @@ class Diagonal(Conditioner):
         categories: K, or K_d for each feature.
         choices: U_d; as many as categories by default.
         sees: the one source, `"state"` by default.
-        context: the number of context features, which it does not look at.
+        context: the number of context features, which it does not read.
     """
 
     def __init__(
@@ -155,7 +158,7 @@ class Coupling(Conditioner):
         hidden: the widths of the hidden layers.
         mask: `"halves"`, `"alternate"`, `"checkerboard"`, `"random:SEED"`, `"nested:LEVEL"` or booleans (True: seen).
         shape: the shape of the image, for a checkerboard and nested grids.
-        flip: exchange the two parts.
+        flip: exchange what is seen and what is transformed.
         categories: K, or K_d for each feature.
         choices: U_d; as many as categories by default.
         context: the number of context features.

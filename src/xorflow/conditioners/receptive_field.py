@@ -1,4 +1,4 @@
-"""Which features a step of a walk looks at, and where the steps lie."""
+"""The receptive field of each step along an ordering, and where the steps lie."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def receptive_fields(
     dependences: list[Dependence],
     skipped: tuple[int, ...],
 ) -> tuple[Tensor, Tensor]:
-    """For each source and step the features looked at, and whether they may be: both (sources, D, looks).
+    """For each source and step the features of its receptive field, and whether each is seen: both (sources, D, R).
 
-    The first look is at the feature visited before the step's own, or at the own one where a source is seen up to it. If some
-    are skipped, the second is at the last one before it that is not, so that every value of those enters the core. The others
-    are at the pixels around it: those that the ordering visits later, or that are not there, are not seen.
+    The first is the feature visited before the step's own, or the own one where a source is seen up to it. If some
+    are skipped, the second is the last one before it that is not, so that every value of those enters the core. The others
+    are the pixels around it: those that the ordering visits later, or that are not there, are not seen.
     """
     visits, rank = torch.tensor(order), ranks(order)
     before = torch.cat([visits[:1], visits[:-1]])
@@ -35,23 +35,23 @@ def receptive_fields(
     if skipped:
         last, there = _last_active(order, skipped)
         around, visible = torch.cat([last[:, None], around], 1), torch.cat([there[:, None], visible], 1)
-    looks, seen = [], []
+    fields, seen = [], []
     for dependence in dependences:
         up_to = dependence is Dependence.UP_TO
-        looks.append(torch.cat([(visits if up_to else before)[:, None], around], 1))
+        fields.append(torch.cat([(visits if up_to else before)[:, None], around], 1))
         seen.append(torch.cat([torch.ones_like(begun) if up_to else begun, visible], 1))
-    return torch.stack(looks), torch.stack(seen)
+    return torch.stack(fields), torch.stack(seen)
 
 
 def _last_active(order: tuple[int, ...], skipped: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """For each rank the last feature before it that is not skipped, and whether there is one beyond the one just before."""
-    found, there = [], []
+    latest, there = [], []
     active, last = set(order) - set(skipped), None
     for rank, feature in enumerate(order):
-        found.append(order[0] if last is None else last)
+        latest.append(order[0] if last is None else last)
         there.append(last is not None and last != order[rank - 1])
         last = feature if feature in active else last
-    return torch.tensor(found), torch.tensor(there)
+    return torch.tensor(latest), torch.tensor(there)
 
 
 def _neighbours(visits: Tensor, shape: tuple[int, int] | None, reach: int) -> tuple[Tensor, Tensor]:
@@ -79,11 +79,11 @@ def checked_skipped(skipped: Sequence[int], features: int) -> tuple[int, ...]:
         given = [operator.index(d) for d in skipped]
     except TypeError:
         raise ModelError(f"skipped is a list of whole numbers, those of features; got {skipped!r}") from None
-    found = tuple(sorted(set(given)))
-    if len(found) != len(given) or not all(0 <= d < features for d in found):
+    names = tuple(sorted(set(given)))
+    if len(names) != len(given) or not all(0 <= d < features for d in names):
         raise ModelError(f"skipped names features, from 0 to {features - 1}, once each; got {given}")
-    if len(found) == features:
+    if len(names) == features:
         raise ModelError(
             f"skipped names all {features} features, and at least one must take a step; leave some out"
         )
-    return found
+    return names

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from xorflow.conditioners.orderings import Order
-from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner, Walk, require_share
+from xorflow.conditioners.sequence import (
+    Core,
+    Dropout,
+    IncrementalSequence,
+    SequenceConditioner,
+    require_share,
+)
 from xorflow.errors import ModelError
 
 Cell = Literal["gru", "lstm"]
@@ -31,7 +37,7 @@ class Recurrent(SequenceConditioner):
         dropout: the share of units left out after each layer in training.
         order: `"natural"`, `"reversed"`, `"random:SEED"`, `"columns"` (of an image) or a permutation.
         shape: (rows, columns) of an image, or None.
-        reach: a step looks at pixels at most that many rows and columns away.
+        reach: a step sees pixels at most that many rows and columns away.
         categories: K, or K_d for each feature.
         choices: U_d, the number of values of u; as many as categories by default (a shift).
         sees: the inputs, `{"state": "before"}` by default.
@@ -84,7 +90,7 @@ class Recurrent(SequenceConditioner):
     def config(self) -> dict[str, Any]:
         return super().config() | {"depth": self.depth, "cell": self.cell, "dropout": self.dropout}
 
-    def incremental(self, batch: int, context: Tensor | None, block_size: int) -> Walk | None:
+    def incremental(self, batch: int, context: Tensor | None, block_size: int) -> IncrementalSequence | None:
         # a step waits for the one before it however they are grouped
         return super().incremental(batch, context, min(block_size, 1))
 
@@ -128,7 +134,7 @@ class RecurrentStack(Core):
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.to(next(self.parameters()).dtype)
             for layer, norm, state in zip(self.layers, self.norms, memory, strict=True):
-                found, state = layer(norm(hidden), state)
-                hidden = hidden + self.dropout(found)
+                output, state = layer(norm(hidden), state)
+                hidden = hidden + self.dropout(output)
                 states.append(state)
         return hidden, states

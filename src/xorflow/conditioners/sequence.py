@@ -1,4 +1,4 @@
-"""What networks that walk along an ordering share: what each step looks at, and how a walk is continued."""
+"""What networks on sequences share: the receptive field of each step, and incremental decoding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from xorflow._cuda import decoding
-from xorflow._cuda.decoding import Launchable
+from xorflow._cuda.decoding import Capturable
 from xorflow._states import Alphabet
 from xorflow.conditioners.base import Conditioner, Dependence, Source, common_lead
 from xorflow.conditioners.orderings import Order, image_shape, resolve_order
@@ -54,7 +54,7 @@ class Core(nn.Module, ABC):
 
     @abstractmethod
     def memory(self, batch: int, steps: int, like: Tensor) -> Any:
-        """What a walk of that many steps remembers, before its first one."""
+        """What incremental decoding of that many steps keeps of earlier ones (a KV cache, or a state), before its first."""
 
     @abstractmethod
     def extend(self, hidden: Tensor, where: Tensor, memory: Any, first: int) -> tuple[Tensor, Any]:
@@ -64,8 +64,8 @@ class Core(nn.Module, ABC):
         """
 
 
-class LaunchableCore(Core):
-    """One that can go on without asking which step it is at."""
+class CapturableCore(Core):
+    """One whose steps can be captured as a CUDA graph: their number is on the device."""
 
     @abstractmethod
     def extend_by_one(self, hidden: Tensor, where: Tensor, memory: Any, number: Tensor) -> Tensor:
@@ -87,26 +87,26 @@ class Positions(nn.Module):
 
 
 class Embedding(nn.Module):
-    """The vector that a step of the walk begins with, a linear function of the values it looks at.
+    """The vector that a step begins with, a linear function of the values in its receptive field.
 
     Linear in the encoded values, so that relaxed states and their gradients pass through. A value that is not there yet, or
-    lies outside of the image, is told from a zero: each look that is seen adds a vector of its own.
+    lies outside of the image, is told from a zero: each place of the field that is seen adds a vector of its own.
 
     Args:
         features: D.
         width: of the vectors.
         shape: of the image, or None.
-        looks: how many values a step looks at.
+        size: how many values are in a receptive field.
         inputs: how many floats these are.
         context: C.
     """
 
     def __init__(
-        self, features: int, width: int, shape: tuple[int, int] | None, looks: int, inputs: int, context: int
+        self, features: int, width: int, shape: tuple[int, int] | None, size: int, inputs: int, context: int
     ) -> None:
         super().__init__()
         self.values = nn.Parameter(torch.randn(inputs, width) * _SMALL)
-        self.seen = nn.Parameter(torch.randn(looks, width) * _SMALL)
+        self.seen = nn.Parameter(torch.randn(size, width) * _SMALL)
         self.visited = Positions(features, width, shape)  # by the feature whose logits the step gives
         self.came_from = Positions(features, width, shape)  # by the feature before it
         self.context = nn.Parameter(torch.randn(context, width) * _SMALL) if context else None
@@ -132,8 +132,8 @@ class SequenceNetwork(nn.Module):
         self.head = nn.Linear(width, outputs[1], bias=False)
         nn.init.normal_(self.head.weight, std=_SMALL)
         self.bias = nn.Parameter(torch.zeros(outputs))  # by feature
-        looked = embed.values.shape[0]
-        self.aside = nn.Parameter(torch.zeros(looked, outputs[1])) if skips else None  # of skipped features
+        inputs = embed.values.shape[0]
+        self.aside = nn.Parameter(torch.zeros(inputs, outputs[1])) if skips else None  # of skipped features
 
     def forward(self, hidden: Tensor, where: Tensor) -> Tensor:
         """Embedded steps (N, S, width) to outputs (N, S, O) without their bias."""
@@ -148,20 +148,20 @@ class SequenceNetwork(nn.Module):
 class SequenceConditioner(Conditioner):
     """A network over the features as a sequence, in its ordering: step r gives the logits of the r-th feature visited.
 
-    Step r looks at the value of the feature visited before it and, in an image, at the pixels around its own that were visited
+    The receptive field of step r is the feature visited before it and, in an image, the pixels around its own that were visited
     earlier, whatever the ordering. What else it may see reaches it through the core.
 
-    Skipped features, those that hardly ever vary, take no step: their logits are one linear function, the same for all, of what
-    they look at, and a bias of their own. Neither the core nor the context reaches them, and others see them by looking only.
-    The core then has so much less to do. Where features are skipped, everything also looks at the last one before it that
-    is not.
+    Skipped features, those that hardly ever vary, take no step: their logits are one linear function, the same for all, of
+    their receptive field, and a bias of their own. Neither the core nor the context reaches them, and they reach others only
+    through their receptive fields. The core then has so much less to do. Where features are skipped, every receptive field
+    also has the last one before it that is not.
 
     Args:
         features: D.
         width: of the vectors that the core works on.
         order: `"natural"`, `"reversed"`, `"random:SEED"`, `"columns"` (of an image) or a permutation.
         shape: (rows, columns) of an image, or None.
-        reach: a step looks at pixels at most that many rows and columns away.
+        reach: a step sees pixels at most that many rows and columns away.
         categories: K, or K_d for each feature.
         choices: U_d, the number of values of u; as many as categories by default (a shift).
         sees: the inputs, each `before` or `up to`.
@@ -172,7 +172,7 @@ class SequenceConditioner(Conditioner):
     net: SequenceNetwork
     visits: Tensor
     places: Tensor
-    looks: Tensor
+    fields: Tensor
     seen: Tensor
     where: Tensor
     active: Tensor
@@ -214,23 +214,23 @@ class SequenceConditioner(Conditioner):
         assert self.order is not None
         self._order_as_given = order if isinstance(order, str) else list(self.order)
         self.skipped = checked_skipped(skipped, features)
-        looks, seen = receptive_fields(self.order, image, reach, list(self.sees.values()), self.skipped)
+        fields, seen = receptive_fields(self.order, image, reach, list(self.sees.values()), self.skipped)
         self.register_buffer("visits", torch.tensor(self.order), persistent=False)  # (D,)
-        self.register_buffer("looks", looks, persistent=False)  # (sources, D, looks)
+        self.register_buffer("fields", fields, persistent=False)  # (sources, D, R)
         self.register_buffer("seen", seen.to(torch.get_default_dtype()), persistent=False)
         self._lay_out()
         self.ordering = nn.Parameter(torch.randn(width) * _SMALL)
 
     def _lay_out(self) -> None:
-        """Which ranks of the ordering are steps, where these lie, and where each feature's outputs are found after them."""
+        """Which ranks of the ordering are steps, where these lie, and where each feature's outputs are among theirs."""
         apart = torch.zeros(self.features, dtype=torch.bool)
         apart[list(self.skipped)] = True
         apart = apart[self.visits]  # by rank
         active, silent = (~apart).nonzero().flatten(), apart.nonzero().flatten()
         self.steps_before = [0, *(~apart).cumsum(0).tolist()]  # by rank
-        found = torch.cat([active, silent])  # ranks, in the order in which their outputs come
-        places = torch.empty_like(found)
-        places[self.visits[found]] = torch.arange(self.features)
+        ranks = torch.cat([active, silent])  # in the order in which their outputs come
+        places = torch.empty_like(ranks)
+        places[self.visits[ranks]] = torch.arange(self.features)
         where = coordinates(self.visits, self.shape)[active].to(torch.get_default_dtype())
         for name, value in {"active": active, "silent": silent, "places": places, "where": where}.items():
             self.register_buffer(name, value, persistent=False)
@@ -242,9 +242,9 @@ class SequenceConditioner(Conditioner):
         return [rank for rank in range(1, self.features) if steps[rank] != steps[rank - 1]]
 
     def _network(self, core: Core, drop: float) -> SequenceNetwork:
-        looks = self.looks.shape[-1]
-        inputs = looks * sum(_floats(self.alphabet(source)) for source in self.sees)
-        count = len(self.sees) * looks
+        size = self.fields.shape[-1]
+        inputs = size * sum(_floats(self.alphabet(source)) for source in self.sees)
+        count = len(self.sees) * size
         embed = Embedding(self.features, self.width, self.shape, count, inputs, self.context_features)
         outputs = (self.features, _floats(self.choices))
         return SequenceNetwork(embed, core, self.width, outputs, drop, skips=bool(self.skipped))
@@ -280,18 +280,18 @@ class SequenceConditioner(Conditioner):
         rows = [v.expand(*lead, *v.shape[-2:]).reshape(-1, *v.shape[-2:]) for v in values]
         if context is not None:
             context = context.expand(*lead, context.shape[-1]).reshape(-1, context.shape[-1])
-        return self.shape_logits(self._in_parts(rows, context).reshape(*lead, self.choices.flat))
+        return self.shape_logits(self._in_split_batches(rows, context).reshape(*lead, self.choices.flat))
 
-    def _in_parts(self, rows: list[Tensor], context: Tensor | None) -> Tensor:
+    def _in_split_batches(self, rows: list[Tensor], context: Tensor | None) -> Tensor:
         """The outputs (N, D, O) of rows (N, D, floats); where no gradient is wanted, of some rows at a time."""
         total = len(rows[0])
         steps = _STEPS_ON_CPU if rows[0].device.type == "cpu" else _STEPS_ELSEWHERE
         size = max(1, steps // self.steps_before[-1])
         if torch.is_grad_enabled() or total <= size:
             return self._pass(rows, context)
-        parts = [slice(first, first + size) for first in range(0, total, size)]
+        slices = [slice(first, first + size) for first in range(0, total, size)]
         return torch.cat(
-            [self._pass([r[p] for r in rows], None if context is None else context[p]) for p in parts]
+            [self._pass([r[s] for r in rows], None if context is None else context[s]) for s in slices]
         )
 
     def _pass(self, rows: list[Tensor], context: Tensor | None) -> Tensor:
@@ -313,31 +313,33 @@ class SequenceConditioner(Conditioner):
         return fixed + (context.to(embed.context.dtype) @ embed.context).unsqueeze(-2)
 
     def embedded(self, rows: list[Tensor], fixed: Tensor, steps: Tensor | slice) -> Tensor:
-        """What some ranks begin with, (N, b, width): `fixed`, and what they look at among the values (N, D, floats)."""
-        return self._looked(rows, steps) @ self.net.embed.values + fixed[..., steps, :]
+        """What some ranks begin with, (N, b, width): `fixed`, and their receptive fields in the values (N, D, floats)."""
+        return self._in_fields(rows, steps) @ self.net.embed.values + fixed[..., steps, :]
 
     def aside(self, rows: list[Tensor], steps: Tensor | slice) -> Tensor:
         """The outputs (N, b, O) of the skipped features of some ranks, without their bias."""
         assert self.net.aside is not None
         with torch.autocast(rows[0].device.type, enabled=False):
-            return self._looked(rows, steps).to(self.net.aside.dtype) @ self.net.aside
+            return self._in_fields(rows, steps).to(self.net.aside.dtype) @ self.net.aside
 
-    def _looked(self, rows: list[Tensor], steps: Tensor | slice) -> Tensor:
-        """What some ranks look at, (N, b, inputs)."""
-        parts = []
-        for values, looks, seen in zip(rows, self.looks[:, steps], self.seen[:, steps], strict=True):
-            found = values.index_select(1, looks.flatten()).unflatten(1, looks.shape)  # (N, b, looks, floats)
-            parts.append((found * seen.unsqueeze(-1)).flatten(2))
-        return torch.cat(parts, -1)
+    def _in_fields(self, rows: list[Tensor], steps: Tensor | slice) -> Tensor:
+        """The values in the receptive fields of some ranks, (N, b, inputs)."""
+        inputs = []
+        for values, fields, seen in zip(rows, self.fields[:, steps], self.seen[:, steps], strict=True):
+            gathered = values.index_select(1, fields.flatten()).unflatten(
+                1, fields.shape
+            )  # (N, b, R, floats)
+            inputs.append((gathered * seen.unsqueeze(-1)).flatten(2))
+        return torch.cat(inputs, -1)
 
-    # ---- a walk ----
+    # ---- incremental decoding ----
 
-    def incremental(self, batch: int, context: Tensor | None, block_size: int) -> Walk | None:
+    def incremental(self, batch: int, context: Tensor | None, block_size: int) -> IncrementalSequence | None:
         """An evaluation that follows the ordering; None if the logits see more than one state strictly before d."""
         if list(self.sees.values()) != [Dependence.BEFORE] or Source.OWN in self.sees:
             return None
         self._check_context(context)
-        return Walk(self, batch, context, block_size)
+        return IncrementalSequence(self, batch, context, block_size)
 
 
 @dataclass(frozen=True)
@@ -348,10 +350,10 @@ class Block:
     last: int
 
 
-class Walk:
-    """One evaluation of a `SequenceConditioner` along its ordering, which remembers what the core made of earlier steps.
+class IncrementalSequence:
+    """One evaluation of a `SequenceConditioner` along its ordering, which keeps what the core made of earlier steps.
 
-    The logits of a step do not depend on the value that is found there: in blocks of one feature each step is taken once.
+    The logits of a step do not depend on the value that is drawn there: in blocks of one feature each step is taken once.
 
     Args:
         net: the conditioner.
@@ -385,7 +387,7 @@ class Walk:
             out = net.net.outputs(hidden)
         return (out + net.net.bias[net.visits[steps]]).flatten(1)
 
-    def settle(self, block: Block, x: Tensor) -> None:
+    def update(self, block: Block, x: Tensor) -> None:
         """The block's values are final; the last trial's were the same, but perhaps for the last feature."""
         self._put(block, x)
         self._memory = self._ahead
@@ -394,16 +396,16 @@ class Walk:
         visits = self._net.visits[block.first : block.last]
         self._values.index_copy_(1, visits, x.unflatten(1, (len(visits), -1)))
 
-    def at_once(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
-        """x (B, D) from y and noise, in the arrangement of the ordering, each step one launch; None where none is captured."""
-        return decoding.at_once([self], y, uniforms)
+    def decode(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
+        """x (B, D) from y and noise, in the arrangement of the ordering, by steps captured as a CUDA graph; or None."""
+        return decoding.decode([self], y, uniforms)
 
-    def launchable(self) -> Launchable | None:
-        """What captured steps need; None if this walk has none."""
+    def capturable(self) -> Capturable | None:
+        """What captured steps need; None if there are none."""
         net, core = self._net, self._net.net.core
-        if not net.choices.binary or not isinstance(core, LaunchableCore):
+        if not net.choices.binary or not isinstance(core, CapturableCore):
             return None
-        return Launchable(net, core, self._values, self._fixed, self._memory)
+        return Capturable(net, core, self._values, self._fixed, self._memory)
 
 
 def _floats(alphabet: Alphabet) -> int:

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from xorflow.conditioners.orderings import Order
-from xorflow.conditioners.sequence import Dropout, LaunchableCore, SequenceConditioner, Walk, require_share
+from xorflow.conditioners.sequence import (
+    CapturableCore,
+    Dropout,
+    IncrementalSequence,
+    SequenceConditioner,
+    require_share,
+)
 from xorflow.errors import ModelError
 
 Cache = list[tuple[Tensor, Tensor]]
@@ -40,7 +46,7 @@ class CausalTransformer(SequenceConditioner):
         dropout: the share of units left out in training; attention weights stay, which is quicker.
         order: `"natural"`, `"reversed"`, `"random:SEED"`, `"columns"` (of an image) or a permutation.
         shape: (rows, columns) of an image, or None.
-        reach: a step looks at pixels at most that many rows and columns away.
+        reach: a step sees pixels at most that many rows and columns away.
         categories: K, or K_d for each feature.
         choices: U_d, the number of values of u; as many as categories by default (a shift).
         sees: the inputs, `{"state": "before"}` by default.
@@ -101,10 +107,14 @@ class CausalTransformer(SequenceConditioner):
         self.net = self._network(AttentionStack(width, depth, heads, dropout, turns), dropout)
 
     def config(self) -> dict[str, Any]:
-        own = {"depth": self.depth, "heads": self.heads, "dropout": self.dropout, "rotary": self.rotary}
-        return super().config() | own
+        return super().config() | {
+            "depth": self.depth,
+            "heads": self.heads,
+            "dropout": self.dropout,
+            "rotary": self.rotary,
+        }
 
-    def incremental(self, batch: int, context: Tensor | None, block_size: int) -> Walk | None:
+    def incremental(self, batch: int, context: Tensor | None, block_size: int) -> IncrementalSequence | None:
         return super().incremental(batch, context, min(block_size, _FEATURES_AT_A_TIME))
 
 
@@ -112,10 +122,10 @@ _BACKEND = "inductor"
 """What compiles."""
 
 _FEATURES_AT_A_TIME = 1
-"""A block of several features is evaluated until it settles: more operations than the shorter walk saves."""
+"""A block of several features is evaluated until it converges: more operations than fewer blocks save."""
 
 
-class AttentionStack(LaunchableCore):
+class AttentionStack(CapturableCore):
     """Blocks of attention and perceptrons, one after the other.
 
     Args:
@@ -150,10 +160,10 @@ class AttentionStack(LaunchableCore):
 
     def forward(self, hidden: Tensor, where: Tensor) -> Tensor:
         # an evaluation has batches of other sizes, and would be compiled for each
-        quick = self._compiled if torch.is_grad_enabled() else None
+        compiled = self._compiled if torch.is_grad_enabled() else None
         turn = self.turn(where)
         for block in self._each():
-            hidden = block(hidden, turn) if quick is None else quick(block, hidden, turn)
+            hidden = block(hidden, turn) if compiled is None else compiled(block, hidden, turn)
         return hidden
 
     def memory(self, batch: int, steps: int, like: Tensor) -> Cache:
@@ -189,7 +199,7 @@ def _compiled_block(backend: str) -> Callable[[AttentionBlock, Tensor, Turn | No
 
 
 def attention_stacks(module: nn.Module) -> list[AttentionStack]:
-    """Those among the parts of a model."""
+    """Those among the modules of a model."""
     return [part for part in module.modules() if isinstance(part, AttentionStack)]
 
 
@@ -218,28 +228,28 @@ class AttentionBlock(nn.Module):
         """(N, S, width) to the same shape."""
         queries, keys, values = self._split(hidden, turn)
         if hidden.dtype == torch.float64:
-            found = plain_attention(queries, keys, values)
+            mixed = plain_attention(queries, keys, values)
         else:
-            found = scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        return self._join(hidden, found)
+            mixed = scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        return self._join(hidden, mixed)
 
     def _split(self, hidden: Tensor, turn: Turn | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (N, H, S, width / H): views, which the fused kernels read as they lie."""
-        parts = self.queries(self.before_attention(hidden)).split(hidden.shape[-1], -1)
-        queries, keys, values = (part.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in parts)
+        each = self.queries(self.before_attention(hidden)).split(hidden.shape[-1], -1)
+        queries, keys, values = (part.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in each)
         if turn is not None:
             queries, keys = turned(queries, turn), turned(keys, turn)
         return queries, keys, values
 
-    def _join(self, hidden: Tensor, found: Tensor) -> Tensor:
-        hidden = hidden + self.dropout(self.attended(found.transpose(-3, -2).flatten(-2)))
+    def _join(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        hidden = hidden + self.dropout(self.attended(mixed.transpose(-3, -2).flatten(-2)))
         inner = self.activation(self.wide(self.before_perceptron(hidden)))
         return hidden + self.dropout(self.narrow(inner))
 
     def cache(self, batch: int, steps: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Room for the keys and values of all steps."""
         shape = (batch, self.heads, steps, self.wide.in_features // self.heads)
-        # numbers, so that those which are looked at and count nothing do no harm
+        # zeros, so that later entries, which are read and masked, do no harm
         return like.new_zeros(shape), like.new_zeros(shape)
 
     def extend(self, hidden: Tensor, turn: Turn | None, cache: tuple[Tensor, Tensor], first: int) -> Tensor:
@@ -254,7 +264,7 @@ class AttentionBlock(nn.Module):
     def extend_by_one(
         self, hidden: Tensor, turn: Turn | None, cache: tuple[Tensor, Tensor], number: Tensor
     ) -> Tensor:
-        """As `extend` by one step, (N, 1, width), but its number is on the device, and so all of the cache is looked at."""
+        """As `extend` by one step, (N, 1, width), but its number is on the device, and so all of the cache is read."""
         queries, *new = self._split(hidden, turn)
         for kept, part in zip(cache, new, strict=True):
             kept.index_copy_(2, number, part)
@@ -274,16 +284,16 @@ def _frequencies(pairs: int, extent: tuple[int, ...]) -> Tensor:
     """(C, pairs): each pair turns with one coordinate, from a radian a step down to about one over the whole extent."""
     table = torch.zeros(len(extent), pairs)
     for axis, size in enumerate(extent):
-        own = table[axis, axis :: len(extent)]
-        own.copy_(torch.logspace(0, -math.log10(max(size, 2)), len(own)))
+        frequencies = table[axis, axis :: len(extent)]
+        frequencies.copy_(torch.logspace(0, -math.log10(max(size, 2)), len(frequencies)))
     return table
 
 
 def plain_attention(queries: Tensor, keys: Tensor, values: Tensor, first: int = 0) -> Tensor:
     """Causal attention of steps `first` and following as plain products.
 
-    Quicker than the fused kernels for the few queries of a walk; and in float64, the type of proofs, for which most devices
-    have no fused kernel, it can be differentiated twice and mapped over.
+    Faster than the fused kernels for the few queries of incremental decoding; and in float64, the type of proofs, for which
+    most devices have no fused kernel, it can be differentiated twice and mapped over.
     """
     later = None
     if queries.shape[-2] > 1:

@@ -1,6 +1,6 @@
 """Discrete data: what a data set is, bundled MNIST, and files of one's own.
 
-A `Dataset` has up to three parts (`Split`), lives on one device, and hands out `Batch`es. Values are always
+A `Dataset` has up to three splits (`Split`), lives on one device, and hands out `Batch`es. Values are always
 the integers 0..K_d - 1 of each feature d; a `Codec` remembers what they stood for in a CSV file.
 """
 

@@ -6,7 +6,7 @@ from xorflow._math import philox_raw, philox_words
 from xorflow.errors import DataError
 
 TRAIN, VALIDATION, TEST, ORDER = 0, 1, 2, 3
-"""Streams of one seed: the three parts of a data set, and the order in which rows are split."""
+"""Streams of one seed: the three splits of a data set, and the order in which rows are split."""
 
 
 def binarise(intensities: np.ndarray, seed: int, stream: int) -> np.ndarray:

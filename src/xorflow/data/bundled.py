@@ -89,10 +89,10 @@ def _read(source: Traversable, name: str) -> np.ndarray:
     except (EOFError, OSError, zlib.error) as error:
         raise DataError(f"{file} is truncated or damaged ({error}); fetch it again or re-install") from None
     array = parse_idx(raw, str(file))
-    found = hashlib.sha256(raw).hexdigest()
-    if found != SHA256[name]:
+    digest = hashlib.sha256(raw).hexdigest()
+    if digest != SHA256[name]:
         raise DataError(
-            f"the content of {file} is not MNIST's: its SHA-256 is {found}, expected {SHA256[name]}"
+            f"the content of {file} is not MNIST's: its SHA-256 is {digest}, expected {SHA256[name]}"
             "; fetch it again or re-install"
         )
     return array

@@ -38,15 +38,15 @@ def fit_codec(table: Table, names: tuple[str, ...] | None, explicit: int | Seque
     return codec
 
 
-def array_categories(parts: dict[str, Tensor], explicit: int | Sequence[int] | None) -> tuple[int, ...]:
-    """K_d as stated, after a check that the data obeys it, or else the maximum over all parts + 1."""
-    low = torch.stack([part.amin(0).to(torch.int64) for part in parts.values()]).amin(0)  # (D,)
-    high = torch.stack([part.amax(0).to(torch.int64) for part in parts.values()]).amax(0)  # (D,)
+def array_categories(arrays: dict[str, Tensor], explicit: int | Sequence[int] | None) -> tuple[int, ...]:
+    """K_d as stated, after a check that the data obeys it, or else the maximum over all arrays + 1."""
+    low = torch.stack([array.amin(0).to(torch.int64) for array in arrays.values()]).amin(0)  # (D,)
+    high = torch.stack([array.amax(0).to(torch.int64) for array in arrays.values()]).amax(0)  # (D,)
     if explicit is not None:
         stated = _stated(explicit, len(low))
         if bool(((low < 0) | (high >= torch.tensor(stated))).any()):
-            for part in parts.values():
-                validate(part, stated)  # raises, and names the row
+            for array in arrays.values():
+                validate(array, stated)  # raises, and names the row
         return stated
     if int(low.min()) < 0:
         d = int(low.argmin())

@@ -63,10 +63,10 @@ class Codec:
         codes = np.empty(table.codes.shape, dtype=narrow(self.categories))
         for d, (values, texts) in enumerate(zip(self.values, table.texts, strict=True)):
             known = {str(value): code for code, value in enumerate(values)}
-            found = np.array([_look_up(known, values, text) for text in texts])
-            if (found < 0).any():
-                self._refuse(table, d, found)
-            codes[:, d] = found[table.codes[:, d]]
+            codes_of_texts = np.array([_look_up(known, values, text) for text in texts])
+            if (codes_of_texts < 0).any():
+                self._refuse(table, d, codes_of_texts)
+            codes[:, d] = codes_of_texts[table.codes[:, d]]
         return codes
 
     def decode(self, x: Any) -> list[list[str]]:
@@ -93,8 +93,8 @@ class Codec:
             )
         return cls(None if names is None else tuple(names), tuple(tuple(v) for v in values))
 
-    def _refuse(self, table: Table, d: int, found: np.ndarray) -> None:
-        row = int(np.argmax(found[table.codes[:, d]] < 0))
+    def _refuse(self, table: Table, d: int, codes_of_texts: np.ndarray) -> None:
+        row = int(np.argmax(codes_of_texts[table.codes[:, d]] < 0))
         text = table.texts[d][table.codes[row, d]]
         place = f"{table.place(row)}, {self.column(d)}"
         if not text:

@@ -32,16 +32,16 @@ class Dataset:
     def __post_init__(self) -> None:
         if any(k < 2 for k in self.categories):
             raise DataError(f"every feature needs at least two categories, got {min(self.categories)}")
-        for part, split in self.parts.items():
+        for name, split in self.parts.items():
             if split.features != self.features:
                 raise DataError(
-                    f"all parts must have D = {self.features} features, but {part} has {split.features}"
+                    f"all splits must have D = {self.features} features, but {name} has {split.features}"
                 )
             width = 0 if split.context is None else split.context.shape[1]
             if width != self.context_features:
                 raise DataError(
-                    f"all parts must have the same context, but train has {self.context_features} "
-                    f"context features and {part} has {width}"
+                    f"all splits must have the same context, but train has {self.context_features} "
+                    f"context features and {name} has {width}"
                 )
 
     @property
@@ -63,16 +63,16 @@ class Dataset:
 
     def describe(self) -> dict[str, Any]:
         """What a results file must say about its data; plain JSON values."""
-        parts = self.parts
+        splits = self.parts
         same = len(set(self.categories)) == 1
         return {
             "name": self.name,
-            "sizes": {name: len(split) for name, split in parts.items()},
+            "sizes": {name: len(split) for name, split in splits.items()},
             "features": self.features,
             "categories": self.categories[0] if same else list(self.categories),
             "shape": None if self.shape is None else list(self.shape),
             "seed": self.seed,
-            "sha256": {name: split.sha256 for name, split in parts.items() if name != "train"},
+            "sha256": {name: split.sha256 for name, split in splits.items() if name != "train"},
             "binarisation": self._binarisation(),
             "context": None if self.context_features == 0 else {"features": self.context_features},
         }

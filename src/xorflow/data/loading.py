@@ -39,7 +39,7 @@ def load(
     The first line of a .csv file is a header if none of its cells is a number and either some column holds
     only numbers below it or none of its cells occurs again in its column; `header` overrides the rule.
 
-    `validation` and `test` are fractions (float) or numbers of rows (int), drawn by `seed`; 0 leaves a part
+    `validation` and `test` are fractions (float) or numbers of rows (int), drawn by `seed`; 0 leaves a split
     out. The test rows depend on `seed` and `test` alone.
     """
     path = check_path(path)
@@ -48,14 +48,14 @@ def load(
         sizes = _sizes(len(table.codes), validation, test)
         codec = fit_codec(table, names, categories)
         kinds, shape = codec.categories, None
-        parts = _divide(torch.from_numpy(codec.encode_table(table)), sizes, seed)
+        arrays = _divide(torch.from_numpy(codec.encode_table(table)), sizes, seed)
     else:
-        parts, shape = _read_parts(path)
-        sizes = None if "train" in parts else _sizes(len(parts["x"]), validation, test)
-        kinds, codec = array_categories(parts, categories), None
-        parts = {name: part.to(_dtype(kinds)) for name, part in parts.items()}
-        parts = parts if sizes is None else _divide(parts["x"], sizes, seed)
-    splits = {name: Split(part) for name, part in parts.items()}
+        arrays, shape = _read_arrays(path)
+        sizes = None if "train" in arrays else _sizes(len(arrays["x"]), validation, test)
+        kinds, codec = array_categories(arrays, categories), None
+        arrays = {name: array.to(_dtype(kinds)) for name, array in arrays.items()}
+        arrays = arrays if sizes is None else _divide(arrays["x"], sizes, seed)
+    splits = {name: Split(array) for name, array in arrays.items()}
     return Dataset(
         name=path.name,
         train=splits["train"],
@@ -93,8 +93,8 @@ def read_csv(path: Path, header: bool | None) -> tuple[Table, tuple[str, ...] | 
     return table, names
 
 
-def _read_parts(path: Path) -> tuple[dict[str, Tensor], tuple[int, ...] | None]:
-    """The named parts of a .npz file, or the one array as 'x'; and the shape of a row that is no vector."""
+def _read_arrays(path: Path) -> tuple[dict[str, Tensor], tuple[int, ...] | None]:
+    """The named arrays of a .npz file, or the one array as 'x'; and the shape of a row that is no vector."""
     arrays = read_arrays(path)
     if "train" in arrays:
         extra = sorted(set(arrays) - set(PARTS))
@@ -106,7 +106,7 @@ def _read_parts(path: Path) -> tuple[dict[str, Tensor], tuple[int, ...] | None]:
         arrays = {"x": single_array(arrays, path)}
     shapes = {name: array.shape[1:] for name, array in arrays.items()}
     if len(set(shapes.values())) > 1:
-        raise DataError(f"all parts of {path} must have rows of one shape, got {shapes}")
+        raise DataError(f"all arrays of {path} must have rows of one shape, got {shapes}")
     rows = {name: as_rows(array, f"array {name!r} of {path}") for name, array in arrays.items()}
     return {name: values for name, (values, _) in rows.items()}, next(iter(rows.values()))[1]
 
@@ -117,7 +117,7 @@ def _sizes(rows: int, validation: float | int, test: float | int) -> tuple[int, 
     for name, share in (("validation", validation), ("test", test)):
         if isinstance(share, bool) or not share >= 0 or (isinstance(share, float) and share >= 1):
             raise DataError(f"{name}= is a fraction in [0, 1) or a number of rows, got {share!r}")
-        # A part that was asked for is never empty, however small the fraction.
+        # A split that was asked for is never empty, however small the fraction.
         counts.append(max(1, round(rows * share)) if isinstance(share, float) and share else int(share))
     needed = 1 + sum(counts)
     if rows < needed:

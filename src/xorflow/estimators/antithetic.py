@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.descendants import structure
-from xorflow.estimators.hierarchy import (
+from xorflow.estimators.layerwise import (
     after,
     descendant_sums,
     end_rewards,
@@ -69,11 +69,11 @@ class Antithetic(Estimator):
             self.sums = descendant_sums(flow, self._drawn_layers(flow))
 
     @abstractmethod
-    def choose(self, nodes: BinaryChoices, uniforms: Tensor) -> Tensor:
+    def choose(self, choices: BinaryChoices, uniforms: Tensor) -> Tensor:
         """The arms (n, B, D), from uniforms (N, B, D)."""
 
     @abstractmethod
-    def slope(self, nodes: BinaryChoices, arms: Tensor, rewards: Tensor) -> Tensor:
+    def slope(self, choices: BinaryChoices, arms: Tensor, rewards: Tensor) -> Tensor:
         """An estimate of the gradient in the logits (B, D), from the arms and their rewards, both (n, B, D)."""
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
@@ -81,23 +81,23 @@ class Antithetic(Estimator):
         passed: list[tuple[Point, Choices, Tensor]] = []
         for index in range(self._drawn_layers(flow)):
             assert draws is not None
-            nodes = flow.layers[index].generator_choices(point, context)
-            assert isinstance(nodes, BinaryChoices)
+            choices = flow.layers[index].generator_choices(point, context)
+            assert isinstance(choices, BinaryChoices)
             with torch.no_grad():
-                arms = self.choose(nodes, draws[: self.uniforms, ..., index, :])
-            passed.append((point, nodes, arms))
+                arms = self.choose(choices, draws[: self.uniforms, ..., index, :])
+            passed.append((point, choices, arms))
             point = after(flow, point, arms[0])
         rewards = end_rewards(flow, point, context)  # (B, D)
         value = rewards.sum(-1)
         surrogate = value  # the gradient of a learned base and, where it is summed out, of the last layer
-        for index, (before, nodes, arms) in enumerate(passed):
+        for index, (before, choices, arms) in enumerate(passed):
             assert draws is not None
-            assert isinstance(nodes, BinaryChoices)
+            assert isinstance(choices, BinaryChoices)
             with torch.no_grad():
                 others = self._others(flow, after(flow, before, arms[1:]), context, draws)
                 ends = self.sums[index](torch.cat((rewards.detach().unsqueeze(0), others)))
-                slope = self.slope(nodes, arms, ends)
-            surrogate = surrogate + (slope * nodes.logits).sum(-1)
+                slope = self.slope(choices, arms, ends)
+            surrogate = surrogate + (slope * choices.logits).sum(-1)
         return Loss(surrogate=-surrogate.mean(), bound=value.detach().mean())
 
     def _others(self, flow: LatentFlow, point: Point, context: Tensor | None, draws: Tensor) -> Tensor:
@@ -108,8 +108,8 @@ class Antithetic(Estimator):
             fresh = draws[first : first + self.arms - 1, ..., point.layer :, :]
             point = flow.run(point, draws=fresh, context=context, stop=stop).end
         for index in range(point.layer, stop):
-            nodes = flow.layers[index].generator_choices(point, context)
-            assert isinstance(nodes, BinaryChoices)
+            choices = flow.layers[index].generator_choices(point, context)
+            assert isinstance(choices, BinaryChoices)
             same = draws[: self.uniforms, ..., index, :].unsqueeze(1)  # for all arms
-            point = after(flow, point, self.choose(nodes, same)[0])
+            point = after(flow, point, self.choose(choices, same)[0])
         return end_rewards(flow, point, context)

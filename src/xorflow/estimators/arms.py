@@ -22,8 +22,8 @@ class ARMS(Antithetic):
     \dots, 1)`: :math:`V_i = (1 - \delta_i)^{n-1}` is uniform, and the rarer value, of probability r, is taken where
     :math:`V_i < r`. Then :math:`P(V_i < r, V_j < r) = \max(0, 2 r^{1/(n-1)} - 1)^{n-1}`, which gives :math:`\rho_d`.
 
-    As in `DisARM`, which is the case n = 2, sample by sample: A_d are the rewards that u_d can change, and in a hierarchy the
-    arms of a layer share the choices before it and have samples of their own after it.
+    As in `DisARM`, which is the case n = 2, sample by sample: A_d are the rewards that u_d can change, and with several layers
+    the arms of a layer share the choices before it and have samples of their own after it.
 
     Unbiased for the gradient of L. Only for binary choices that are independent within a layer: for others it is refused. A
     learned base gets the gradient of the rewards.
@@ -53,13 +53,13 @@ class ARMS(Antithetic):
     def config(self) -> dict[str, Any]:
         return {"samples": self.arms} | super().config()
 
-    def choose(self, nodes: BinaryChoices, uniforms: Tensor) -> Tensor:
+    def choose(self, choices: BinaryChoices, uniforms: Tensor) -> Tensor:
         repelling = dirichlet_copula(uniforms)
-        return nodes.sample(torch.where(nodes.logits < 0, 1 - repelling, repelling))
+        return choices.sample(torch.where(choices.logits < 0, 1 - repelling, repelling))
 
-    def slope(self, nodes: BinaryChoices, arms: Tensor, rewards: Tensor) -> Tensor:
-        deviations = (rewards - rewards.mean(0)) * (arms - nodes.mean)
-        return deviations.sum(0) / ((self.arms - 1) * one_less_correlation(nodes.logits, self.arms))
+    def slope(self, choices: BinaryChoices, arms: Tensor, rewards: Tensor) -> Tensor:
+        deviations = (rewards - rewards.mean(0)) * (arms - choices.mean)
+        return deviations.sum(0) / ((self.arms - 1) * one_less_correlation(choices.logits, self.arms))
 
 
 def dirichlet_copula(uniforms: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class Estimator(nn.Module, ABC):
         del flow
 
     def not_capturable(self, flow: LatentFlow) -> str | None:
-        """Why a step needs a decision by the host, so that it cannot be captured as one launch; None if it does not."""
+        """Why a step needs a decision by the host, so that it cannot be captured as a CUDA graph; None if it does not."""
         if any(layer.autoregressive_in_u for layer in flow.layers):
             return "layers that see their own u are drawn until nothing changes"
         return None
@@ -93,7 +93,7 @@ class Estimator(nn.Module, ABC):
     def soft_target_loss(
         self, flow: LatentFlow, x: Tensor, context: Tensor | None, probabilities: Tensor
     ) -> Loss:
-        """The loss of encoded data x that were drawn with these probabilities (B, D); of estimators that look at them."""
+        """The loss of encoded data x that were drawn with these probabilities (B, D); of estimators that use them."""
         del flow, x, context, probabilities
         raise ModelError(f"{type(self).__name__} takes no soft targets")
 
@@ -127,7 +127,7 @@ class Estimator(nn.Module, ABC):
             context: (B, C) or None.
             draws: the noise; uniforms, or (as integers) the choices themselves. Drawn anew if not given.
             generator: where fresh noise comes from.
-            probabilities: the probabilities (B, D) with which x was drawn, for an estimator that looks at them.
+            probabilities: the probabilities (B, D) with which x was drawn, for an estimator that uses them.
         """
         flow = self.admit(flow)
         self.prepare(flow)

@@ -1,8 +1,8 @@
 """What is expected of a learning signal, to be subtracted before it weighs a score; and its scale.
 
 A learning signal has entries (..., T, D): T terms of an objective (rewards, terms of a divergence by layer), feature by
-feature. A baseline is valid for the score of a node if it does not depend on that node's choice given what came before:
-constants, past batches, functions of x, another sample. All of these are, for every node at once.
+feature. A baseline is valid for the score of a choice if it does not depend on that choice given what came before:
+constants, past batches, functions of x, another sample. All of these are, for every choice at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from xorflow.errors import ConfigError
-from xorflow.estimators.terms import Terms
+from xorflow.estimators.sampled_objective import SampledObjective
 from xorflow.flows import LatentFlow
 from xorflow.flows.stack import GREEDY, Draws
 
@@ -24,8 +24,8 @@ Standardise = Literal["none", "one", "feature"]
 
 
 @dataclass(frozen=True)
-class Situation:
-    """What a baseline may look at.
+class BaselineInputs:
+    """What a baseline may depend on.
 
     Attributes:
         flow: the model.
@@ -51,7 +51,7 @@ class Baseline(nn.Module, ABC):
               \qquad \text{as } E\big[\nabla \log p(u^{(l)}_d \mid \cdot)\big] = 0
 
     Unbiased for the gradient of whatever the signal is of, if b does not depend on u^(l)_d given what came before it; biased
-    if it looks at this choice or at what follows from it.
+    if it depends on this choice or on what follows from it.
 
     A new one is one method, `expected`. `draws_another` says whether it needs an independent sample; state is kept in buffers,
     made by `prepare` and changed by `update`, after the backward pass.
@@ -61,8 +61,8 @@ class Baseline(nn.Module, ABC):
     >>> import torch, xorflow as xf
     >>> _ = torch.manual_seed(0)
     >>> class Constant(Baseline):
-    ...     def expected(self, situation):
-    ...         return situation.x.new_full(situation.shape, -0.3)
+    ...     def expected(self, inputs):
+    ...         return inputs.x.new_full(inputs.shape, -0.3)
     >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
     >>> loss = xf.estimators.SpecialCase(baseline=Constant())(flow, torch.tensor([[0, 1, 1, 0]]))
     >>> loss.surrogate.backward()
@@ -75,7 +75,7 @@ class Baseline(nn.Module, ABC):
         del terms, features, like
 
     @abstractmethod
-    def expected(self, situation: Situation) -> Tensor:
+    def expected(self, inputs: BaselineInputs) -> Tensor:
         """What to subtract, broadcastable to (S, B, T, D), without gradient."""
 
     def update(self, mean: Tensor) -> None:
@@ -101,8 +101,8 @@ class NoBaseline(Baseline):
     >>> loss.surrogate.backward()
     """
 
-    def expected(self, situation: Situation) -> Tensor:
-        return situation.x.new_zeros(situation.shape)
+    def expected(self, inputs: BaselineInputs) -> Tensor:
+        return inputs.x.new_zeros(inputs.shape)
 
 
 class RunningMean(Baseline):
@@ -145,8 +145,8 @@ class RunningMean(Baseline):
         self.register_buffer("mean", like.new_zeros(terms, features))
         self.register_buffer("weight", like.new_zeros(()))
 
-    def expected(self, situation: Situation) -> Tensor:
-        del situation
+    def expected(self, inputs: BaselineInputs) -> Tensor:
+        del inputs
         return self.mean / self.weight.clamp_min(1 - self.decay)  # zero before the first batch
 
     def update(self, mean: Tensor) -> None:
@@ -176,10 +176,10 @@ class SampledCritic(Baseline):
 
     draws_another = True
 
-    def expected(self, situation: Situation) -> Tensor:
-        if situation.another is None:  # the only layer is summed out: nothing is drawn
-            return situation.x.new_zeros(situation.shape)
-        return situation.signal_of(situation.another)
+    def expected(self, inputs: BaselineInputs) -> Tensor:
+        if inputs.another is None:  # the only layer is summed out: nothing is drawn
+            return inputs.x.new_zeros(inputs.shape)
+        return inputs.signal_of(inputs.another)
 
 
 class GreedyCritic(Baseline):
@@ -206,8 +206,8 @@ class GreedyCritic(Baseline):
     False
     """
 
-    def expected(self, situation: Situation) -> Tensor:
-        return situation.signal_of(GREEDY)
+    def expected(self, inputs: BaselineInputs) -> Tensor:
+        return inputs.signal_of(GREEDY)
 
 
 BASELINES: dict[str, type[Baseline]] = {
@@ -327,28 +327,28 @@ class Signal(nn.Module):
         self.baseline.prepare(terms, features, like)
         self.standardiser.prepare(terms, features, like)
 
-    def situation(
+    def inputs(
         self,
-        found: Terms,
-        terms_of: Callable[[LatentFlow, Tensor, Tensor | None, Draws], Terms],
+        sampled: SampledObjective,
+        objective_of: Callable[[LatentFlow, Tensor, Tensor | None, Draws], SampledObjective],
         flow: LatentFlow,
         x: Tensor,
         context: Tensor | None,
         draws: Tensor | None,
-    ) -> Situation:
-        """What the baseline may look at; the last of the draws is the independent sample, if it asks for one."""
+    ) -> BaselineInputs:
+        """What the baseline may depend on; the last of the draws is the independent sample, if it asks for one."""
 
         def signal_of(other: Draws) -> Tensor:
             with torch.no_grad():
-                return terms_of(flow, x, context, other).signal
+                return objective_of(flow, x, context, other).signal
 
         another = draws[-1:] if draws is not None and self.baseline.draws_another else None
-        shape = (found.signal.shape[-2], found.signal.shape[-1])
-        return Situation(flow, x, context, shape, signal_of, another)
+        shape = (sampled.signal.shape[-2], sampled.signal.shape[-1])
+        return BaselineInputs(flow, x, context, shape, signal_of, another)
 
-    def forward(self, signal: Tensor, situation: Situation) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def forward(self, signal: Tensor, inputs: BaselineInputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The centred signal, what to divide by, and the statistics to update from; nothing carries a gradient."""
-        rest = signal - self.baseline.expected(situation)
+        rest = signal - self.baseline.expected(inputs)
         centred, deviation = self.standardiser(rest)
         lead = tuple(range(signal.dim() - 2))
         stats = {

@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 
 from xorflow.errors import ConfigError
 from xorflow.estimators.base import Estimator, Loss
-from xorflow.estimators.hierarchy import after, logit_of, require_no_own
+from xorflow.estimators.layerwise import after, logit_of, require_no_own
 from xorflow.flows import BinaryChoices, Choices, LatentFlow, Point
 
 _WHY = "takes gradients through all choices of a layer at once"
@@ -62,11 +62,11 @@ class Concrete(Estimator):
         soft = hard = flow.start(x)
         for index, layer in enumerate(flow.layers):
             noise = draws[..., index, :]
-            nodes = layer.generator_choices(soft, context)
+            choices = layer.generator_choices(soft, context)
             with torch.no_grad():
-                plain = nodes if index == 0 else layer.generator_choices(hard, context)
+                plain = choices if index == 0 else layer.generator_choices(hard, context)
                 hard = after(flow, hard, largest(disturbed(plain, noise), plain))
-            soft = after(flow, soft, squashed(disturbed(nodes, noise) / self.tau, nodes))
+            soft = after(flow, soft, squashed(disturbed(choices, noise) / self.tau, choices))
         value = flow.base.log_prob(soft.state).sum(-1)
         with torch.no_grad():
             bound = flow.base.log_prob(hard.state).sum(-1).mean()
@@ -112,16 +112,16 @@ class StraightThroughGumbel(Estimator):
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         assert draws is not None
 
-        def choose(nodes: Choices, layer: int) -> Tensor:
-            z = disturbed(nodes, draws[..., layer, :])
-            soft = squashed(z / self.tau, nodes)
-            return largest(z, nodes) + (soft - soft.detach())  # in this order it is exactly an integer
+        def choose(choices: Choices, layer: int) -> Tensor:
+            z = disturbed(choices, draws[..., layer, :])
+            soft = squashed(z / self.tau, choices)
+            return largest(z, choices) + (soft - soft.detach())  # in this order it is exactly an integer
 
-        value = flow.base.log_prob(walk(flow, x, context, choose).state).sum(-1)
+        value = flow.base.log_prob(end_of_pass(flow, x, context, choose).state).sum(-1)
         return Loss(surrogate=-value.mean(), bound=value.detach().mean())
 
 
-def walk(
+def end_of_pass(
     flow: LatentFlow, x: Tensor, context: Tensor | None, choose: Callable[[Choices, int], Tensor]
 ) -> Point:
     """The end of a pass whose choices, relaxed or hard, carry gradients of their own."""
@@ -136,21 +136,21 @@ def noise_width(flow: LatentFlow) -> int:
     return max(1 if c.binary else c.width for c in (layer.transform.choices for layer in flow.layers))
 
 
-def disturbed(nodes: Choices, uniforms: Tensor) -> Tensor:
+def disturbed(choices: Choices, uniforms: Tensor) -> Tensor:
     """Logits and noise, of which the largest is a draw: logistic (..., D) for two values, Gumbel (..., D, U) otherwise."""
-    if isinstance(nodes, BinaryChoices):
-        return nodes.logits + logit_of(uniforms[0])
+    if isinstance(choices, BinaryChoices):
+        return choices.logits + logit_of(uniforms[0])
     eps = torch.finfo(uniforms.dtype).eps
-    noise = -torch.log(-torch.log(uniforms[: nodes.logits.shape[-1]].clamp(eps, 1 - eps))).movedim(0, -1)
-    return (nodes.logits + noise).masked_fill(~nodes.valid, -torch.inf)
+    noise = -torch.log(-torch.log(uniforms[: choices.logits.shape[-1]].clamp(eps, 1 - eps))).movedim(0, -1)
+    return (choices.logits + noise).masked_fill(~choices.valid, -torch.inf)
 
 
-def squashed(z: Tensor, nodes: Choices) -> Tensor:
-    return torch.sigmoid(z) if isinstance(nodes, BinaryChoices) else torch.softmax(z, -1)
+def squashed(z: Tensor, choices: Choices) -> Tensor:
+    return torch.sigmoid(z) if isinstance(choices, BinaryChoices) else torch.softmax(z, -1)
 
 
-def largest(z: Tensor, nodes: Choices) -> Tensor:
-    if isinstance(nodes, BinaryChoices):
+def largest(z: Tensor, choices: Choices) -> Tensor:
+    if isinstance(choices, BinaryChoices):
         return (z > 0).to(z.dtype)
     return one_hot(z.argmax(-1), z.shape[-1]).to(z.dtype)
 

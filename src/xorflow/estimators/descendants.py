@@ -1,6 +1,6 @@
-"""What a choice can change: the terms of an objective that the score of a node has to be weighed with, and no others.
+"""What a choice can change: the terms of an objective that its score has to be weighed with, and no others.
 
-A node (l, d) is the choice u^(l)_d. It changes the nodes that see it, those that see these, and so on; a reward or a term of
+A choice (l, d) is u^(l)_d. It changes the choices that see it, those that see these, and so on; a reward or a term of
 the objective that none of them enters is independent of it, and would only add variance to its score.
 """
 
@@ -36,7 +36,7 @@ def relation(network: Conditioner, dependence: Dependence) -> Tensor:
 
 def direct(network: Conditioner, source: int, layer: int) -> Tensor:
     """(D, D) booleans: whether this network, of `layer`, sees u^(source)_f when it computes the logits of feature e."""
-    found = torch.zeros(network.features, network.features, dtype=torch.bool)
+    sees = torch.zeros(network.features, network.features, dtype=torch.bool)
     for what, dependence in network.sees.items():
         seen = (
             (what is Source.STATE and source < layer)
@@ -44,8 +44,8 @@ def direct(network: Conditioner, source: int, layer: int) -> Tensor:
             or (what is Source.OWN and source == layer)
         )
         if seen:
-            found |= relation(network, dependence)
-    return found
+            sees |= relation(network, dependence)
+    return sees
 
 
 def _direct_any(networks: Sequence[Conditioner], source: int, layer: int) -> Tensor:
@@ -76,7 +76,7 @@ def _conditioning(network: Conditioner) -> tuple[object, ...]:
 
 
 class Descendants:
-    """Which nodes, rewards and terms each node of a flow can change.
+    """Which choices, rewards and terms each choice of a flow can change.
 
     Args:
         flow: the model.
@@ -99,35 +99,35 @@ class Descendants:
         self._reach = [self._reach_of(layer) for layer in range(flow.depth)]
 
     def _reach_of(self, first: int) -> dict[int, Tensor]:
-        """By layer k, (D, D): whether node (k, e) changes with node (first, d)."""
+        """By layer k, (D, D): whether choice (k, e) changes with choice (first, d)."""
         same = torch.eye(self.features, dtype=torch.bool)
-        found: dict[int, Tensor] = {}
+        reach: dict[int, Tensor] = {}
         for k in range(first, self.depth):
             networks = self._drawing[k]
             here = same if k == first else torch.zeros_like(same)
-            for j, reached in found.items():
+            for j, reached in reach.items():
                 here = here | _product(reached, _direct_any(networks, j, k)) & self._moved[k]
             # an ordering is transitive, so one product closes a layer that sees its own u
-            found[k] = here | _product(here, _direct_any(networks, k, k))
-        return found
+            reach[k] = here | _product(here, _direct_any(networks, k, k))
+        return reach
 
     def rewards(self, layer: int) -> Tensor:
-        """(D, D): whether the reward of feature e changes with node (layer, d)."""
+        """(D, D): whether the reward of feature e changes with choice (layer, d)."""
         return torch.stack(list(self._reach[layer].values())).any(0)
 
     def choices(self, layer: int, later: int) -> Tensor:
-        """(D, D): whether the choice at node (later, e) changes with node (layer, d)."""
+        """(D, D): whether choice (later, e) changes with choice (layer, d)."""
         none = torch.zeros(self.features, self.features, dtype=torch.bool)
         return self._reach[layer].get(later, none)
 
     def inputs(self, layer: int, later: int, of: Drawn) -> Tensor:
-        """(D, D): whether what the generator (p) or posterior (q) sees at node (later, e) changes with node (layer, d)."""
+        """(D, D): whether what the generator (p) or posterior (q) sees for choice (later, e) changes with choice (layer, d)."""
         networks = (self._generators if of == "p" else self._posteriors)[later]
-        found = torch.zeros(self.features, self.features, dtype=torch.bool)
+        changed = torch.zeros(self.features, self.features, dtype=torch.bool)
         for j, reached in self._reach[layer].items():
             if networks and j <= later:
-                found |= _product(reached, _direct_any(networks, j, later))
-        return found if of == "p" else found & self._moved[later]
+                changed |= _product(reached, _direct_any(networks, j, later))
+        return changed if of == "p" else changed & self._moved[later]
 
 
 class FeatureSum(nn.Module):
@@ -148,9 +148,9 @@ class FeatureSum(nn.Module):
         order = weights.sum(1).argsort(descending=True, stable=True)
         sorted_weights = weights[order][:, order]
         if not bool(weights.any()):
-            self.kind = "nothing"
+            self.kind = "zero"
         elif torch.equal(weights, torch.eye(size)):
-            self.kind = "own"
+            self.kind = "identity"
         elif bool((weights == 1).all()):
             self.kind = "all"
         elif torch.equal(sorted_weights, torch.ones(size, size).triu()):
@@ -165,9 +165,9 @@ class FeatureSum(nn.Module):
         self.register_buffer("place", suffix.argsort(), persistent=False)
 
     def forward(self, values: Tensor) -> Tensor:
-        if self.kind == "own":
+        if self.kind == "identity":
             return values
-        if self.kind == "nothing":
+        if self.kind == "zero":
             return torch.zeros_like(values)
         if self.kind == "all":
             return values.sum(-1, keepdim=True).expand_as(values)

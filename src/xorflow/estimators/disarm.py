@@ -18,8 +18,8 @@ class DisARM(Antithetic):
     with e uniform, :math:`\phi` the logits and p the probabilities of a layer, and A_d the rewards that u_d can change: in the
     last layer r_d alone. Where the two arms agree the estimate is zero.
 
-    In a hierarchy the pair of a layer shares the choices before it; after it each arm has a sample of its own: the one that
-    the pass itself follows, and a fresh one or, with `common`, one from the same uniforms.
+    With several layers the pair of a layer shares the choices before it; after it each arm has a sample of its own: the one
+    that the pass itself follows, and a fresh one or, with `common`, one from the same uniforms.
 
     Unbiased for the gradient of L. Only for binary choices that are independent within a layer: for others it is refused. A
     learned base gets the gradient of the rewards.
@@ -41,10 +41,10 @@ class DisARM(Antithetic):
     def __init__(self, sum_last: bool = False, common: bool = False) -> None:
         super().__init__(2, 1, sum_last, common)
 
-    def choose(self, nodes: BinaryChoices, uniforms: Tensor) -> Tensor:
+    def choose(self, choices: BinaryChoices, uniforms: Tensor) -> Tensor:
         e = uniforms[0]
-        return torch.stack((nodes.sample(e), nodes.sample(1 - e)))
+        return torch.stack((choices.sample(e), choices.sample(1 - e)))
 
-    def slope(self, nodes: BinaryChoices, arms: Tensor, rewards: Tensor) -> Tensor:
-        likelier = torch.sigmoid(nodes.logits.abs())  # max(p, 1 - p)
+    def slope(self, choices: BinaryChoices, arms: Tensor, rewards: Tensor) -> Tensor:
+        likelier = torch.sigmoid(choices.logits.abs())  # max(p, 1 - p)
         return 0.5 * (rewards[0] - rewards[1]) * (arms[0] - arms[1]) * likelier

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.descendants import Descendants, FeatureSum, structure
-from xorflow.estimators.hierarchy import (
+from xorflow.estimators.layerwise import (
     after,
     descendant_sums,
     end_rewards,
     pushed,
     require_summable,
 )
-from xorflow.estimators.terms import mean_of_others
+from xorflow.estimators.sampled_objective import mean_of_others
 from xorflow.flows import BinaryChoices, Choices, LatentFlow
 
 
@@ -63,7 +63,7 @@ class DoubleCV(Estimator):
                 f"the control variates of a sample come from the others: samples is at least 2; got {samples}"
             )
         self.samples, self.sum_last, self._start = samples, sum_last, float(alpha)
-        self.sums, self.parts = nn.ModuleList(), nn.ModuleList()
+        self.sums, self.inner_sums = nn.ModuleList(), nn.ModuleList()
         self._prepared_for: tuple[object, ...] | None = None
         self._parameters_for: int | None = None
 
@@ -95,7 +95,7 @@ class DoubleCV(Estimator):
         if self._prepared_for != key:
             self._prepared_for = key
             self.sums = descendant_sums(flow, layers)
-            self.parts = _shared_parts(flow, layers)
+            self.inner_sums = _inner_sums(flow, layers)
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         assert draws is not None
@@ -107,14 +107,14 @@ class DoubleCV(Estimator):
         )  # the gradient of a learned base and, where it is summed out, of the last layer
         control = x.new_zeros(())
         slopes = local_slopes(flow, x, context, trace.us)
-        for index, (nodes, u, slope) in enumerate(zip(trace.generator, trace.us, slopes, strict=True)):
+        for index, (choices, u, slope) in enumerate(zip(trace.generator, trace.us, slopes, strict=True)):
             others = mean_of_others(slope)
-            weight = self._weight(index, rewards.detach(), u - nodes.mean.detach(), slope, others)
+            weight = self._weight(index, rewards.detach(), u - choices.mean.detach(), slope, others)
             alpha = self.alpha[index]
-            score = (weight.detach() * nodes.log_prob(u)).sum(-1)
-            linear = _over_values(others * nodes.mean, nodes).sum(-1)
+            score = (weight.detach() * choices.log_prob(u)).sum(-1)
+            linear = _over_values(others * choices.mean, choices).sum(-1)
             surrogate = surrogate + (score + alpha.detach() * linear).mean(0)
-            control = control + _mean_square(nodes, u, weight, alpha * others)
+            control = control + _mean_square(choices, u, weight, alpha * others)
         return Loss(surrogate=-surrogate.mean(), bound=value.detach().mean(), control=control)
 
     def _weight(
@@ -122,12 +122,12 @@ class DoubleCV(Estimator):
     ) -> Tensor:
         """What the score of each sample's choices is weighed with, (K, B, D), with the graph of alpha."""
         signal = self.sums[index](rewards)
-        own, theirs = (
-            self.parts[index](product if product.dim() == signal.dim() else product.sum(-1))
+        control_variate, baseline = (
+            self.inner_sums[index](product if product.dim() == signal.dim() else product.sum(-1))
             for product in (deviation * others, deviation * slope)
         )
         alpha = self.alpha[index]
-        return signal - alpha * own - mean_of_others(signal - alpha * theirs)
+        return signal - alpha * control_variate - mean_of_others(signal - alpha * baseline)
 
 
 def local_slopes(
@@ -147,26 +147,26 @@ def local_slopes(
         return pull(torch.ones_like(value))
 
 
-def _shared_parts(flow: LatentFlow, layers: int) -> nn.ModuleList:
+def _inner_sums(flow: LatentFlow, layers: int) -> nn.ModuleList:
     """For each layer: sums over the choices whose descendants are all among those of each choice."""
     descendants = Descendants(flow, "p")
-    found = nn.ModuleList()
+    sums = nn.ModuleList()
     for layer in range(layers):
         rewards = descendants.rewards(layer).float()
         outside = rewards @ (1 - rewards).t()  # (f, d): how many descendants of f are none of d's
-        found.append(FeatureSum((outside == 0).t()))
-    return found.to(flow.device)
+        sums.append(FeatureSum((outside == 0).t()))
+    return sums.to(flow.device)
 
 
-def _over_values(values: Tensor, nodes: Choices) -> Tensor:
+def _over_values(values: Tensor, choices: Choices) -> Tensor:
     """Summed over the values of one-hot choices: (..., D)."""
-    return values if isinstance(nodes, BinaryChoices) else values.sum(-1)
+    return values if isinstance(choices, BinaryChoices) else values.sum(-1)
 
 
-def _mean_square(nodes: Choices, u: Tensor, weight: Tensor, direction: Tensor) -> Tensor:
+def _mean_square(choices: Choices, u: Tensor, weight: Tensor, direction: Tensor) -> Tensor:
     """Of the estimate of the gradient in the logits, with the graph of what weighs it."""
-    mean = nodes.mean.detach()
-    spread = weight if isinstance(nodes, BinaryChoices) else weight.unsqueeze(-1)
-    estimate = spread * (u - mean) + pushed(mean, direction, nodes)
+    mean = choices.mean.detach()
+    spread = weight if isinstance(choices, BinaryChoices) else weight.unsqueeze(-1)
+    estimate = spread * (u - mean) + pushed(mean, direction, choices)
     # logits that all samples share get the mean of the samples' estimates
-    return (estimate if nodes.logits.dim() == u.dim() else estimate.mean(0)).square().mean()
+    return (estimate if choices.logits.dim() == u.dim() else estimate.mean(0)).square().mean()

@@ -14,7 +14,7 @@ from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.baselines import Baseline, Signal, Standardise
 from xorflow.estimators.descendants import Descendants, FeatureSum, structure, weighted_score
-from xorflow.estimators.terms import Terms
+from xorflow.estimators.sampled_objective import SampledObjective
 from xorflow.flows import Choices, LatentFlow, Layer
 from xorflow.flows.stack import GREEDY, Draws
 
@@ -27,7 +27,7 @@ class _Pass:
     rewards: Tensor  # (..., D), with the graph of what needs no score
     divergence: list[
         Tensor
-    ]  # minus the divergence, (..., D): L parts that are sampled, then L in closed form
+    ]  # minus the divergence, (..., D): L terms that are sampled, then L in closed form
     log_q: Tensor  # (..., L', D) of the layers that were drawn
 
 
@@ -118,8 +118,8 @@ class FullPosterior(Estimator):
         self._prepared_for: tuple[object, ...] | None = None
 
     def config(self) -> dict[str, Any]:
-        own = {"kl": self.kl, "rewards": self.rewards, "local": self.local, "gamma": self.gamma}
-        return own | {"sum_last": self.sum_last} | self.signal.config()
+        config = {"kl": self.kl, "rewards": self.rewards, "local": self.local, "gamma": self.gamma}
+        return config | {"sum_last": self.sum_last} | self.signal.config()
 
     def _sampled_layers(self, flow: LatentFlow) -> int:
         return flow.depth - self.sum_last
@@ -155,15 +155,15 @@ class FullPosterior(Estimator):
     def _make_sums(self, flow: LatentFlow) -> nn.ModuleList:
         """For each layer: the sums that turn rewards, sampled and closed divergences into what weighs its scores."""
         descendants = Descendants(flow, "q")
-        found = nn.ModuleList()
+        sums = nn.ModuleList()
         for layer in range(self._sampled_layers(flow)):
             matrices = [self._reward_weights(descendants, layer)]
             matrices += [
                 self._sampled_weights(flow, descendants, layer, later) for later in range(flow.depth)
             ]
             matrices += [self._closed_weights(descendants, layer, later) for later in range(flow.depth)]
-            found.append(nn.ModuleList(FeatureSum(matrix) for matrix in matrices))
-        return found
+            sums.append(nn.ModuleList(FeatureSum(matrix) for matrix in matrices))
+        return sums
 
     def _reward_weights(self, descendants: Descendants, layer: int) -> Tensor:
         size = descendants.features
@@ -196,20 +196,22 @@ class FullPosterior(Estimator):
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         main = None if draws is None else draws[:1]
-        found = self.terms(flow, x, context, main)
-        situation = self.signal.situation(found, self.terms, flow, x, context, draws)
-        centred, deviation, stats = self.signal(found.signal, situation)
-        score = weighted_score(self.sums, centred / deviation, found.log_prob)
-        direct = found.direct
+        sampled = self.objective_of(flow, x, context, main)
+        inputs = self.signal.inputs(sampled, self.objective_of, flow, x, context, draws)
+        centred, deviation, stats = self.signal(sampled.signal, inputs)
+        score = weighted_score(self.sums, centred / deviation, sampled.log_prob)
+        direct = sampled.direct
         if self.signal.standardiser.kind == "one":
             direct = direct / deviation  # one number for the whole objective: its direction is kept
-        return Loss(surrogate=-(score + direct).mean(), bound=found.value.mean(), stats=stats)
+        return Loss(surrogate=-(score + direct).mean(), bound=sampled.value.mean(), stats=stats)
 
-    def terms(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Draws | None) -> Terms:
+    def objective_of(
+        self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Draws | None
+    ) -> SampledObjective:
         """The objective of draws (S, B, L', D), for whoever weighs the scores, by `sums`, in another way."""
-        found = self._pass(flow, x, context, draws)
-        direct = sum((part.sum(-1) for part in found.divergence), start=found.rewards.sum(-1))
-        return Terms(direct.detach(), direct, _signal(found), found.log_q)
+        passed = self._pass(flow, x, context, draws)
+        direct = sum((part.sum(-1) for part in passed.divergence), start=passed.rewards.sum(-1))
+        return SampledObjective(direct.detach(), direct, _signal(passed), passed.log_q)
 
     def _pass(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Draws | None) -> _Pass:
         stop = self._sampled_layers(flow)
@@ -218,9 +220,9 @@ class FullPosterior(Estimator):
         assert trace.posterior is not None
         sampled, closed = [], []
         for layer, p, q, u in zip(flow.layers, trace.generator, trace.posterior, trace.us, strict=False):
-            parts = self._divergence(layer, p, q, u)
-            sampled.append(parts[0])
-            closed.append(parts[1])
+            of_draw, in_closed_form = self._divergence(layer, p, q, u)
+            sampled.append(of_draw)
+            closed.append(in_closed_form)
         if self.sum_last:
             last = flow.layers[-1]
             p = last.generator_choices(trace.end, context)
@@ -261,6 +263,6 @@ def _refuse_what_vanilla_ignores(rewards: str, local: bool, gamma: float) -> Non
         )
 
 
-def _signal(found: _Pass) -> Tensor:
-    """Rewards, then the parts of the divergence, (..., B, 1 + 2 L, D), without gradient."""
-    return torch.stack([part.detach() for part in (found.rewards, *found.divergence)], -2)
+def _signal(passed: _Pass) -> Tensor:
+    """Rewards, then the terms of the divergence, (..., B, 1 + 2 L, D), without gradient."""
+    return torch.stack([part.detach() for part in (passed.rewards, *passed.divergence)], -2)

@@ -11,8 +11,8 @@ from xorflow.errors import ConfigError
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.descendants import weighted_score
 from xorflow.estimators.full_posterior import FullPosterior
+from xorflow.estimators.sampled_objective import centred
 from xorflow.estimators.special_case import SpecialCase
-from xorflow.estimators.terms import centred
 from xorflow.flows import LatentFlow
 
 
@@ -82,8 +82,8 @@ class LeaveOneOut(Estimator):
         )
 
     def config(self) -> dict[str, Any]:
-        own = {"samples": self.samples, "proposal": self.proposal, "rewards": self.rewards}
-        return own | {"sum_last": self.sum_last} | self._bonus
+        config = {"samples": self.samples, "proposal": self.proposal, "rewards": self.rewards}
+        return config | {"sum_last": self.sum_last} | self._bonus
 
     def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int] | None:
         one = self.objective.noise_shape(flow)
@@ -99,11 +99,13 @@ class LeaveOneOut(Estimator):
         self.objective.prepare(flow, total_steps)
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
-        found = self.objective.terms(flow, x, context, draws)
-        surrogate = found.direct
+        sampled = self.objective.objective_of(flow, x, context, draws)
+        surrogate = sampled.direct
         if draws is not None:
-            surrogate = surrogate + weighted_score(self.objective.sums, centred(found.signal), found.log_prob)
-        return Loss(surrogate=-surrogate.mean(), bound=found.value.mean())
+            surrogate = surrogate + weighted_score(
+                self.objective.sums, centred(sampled.signal), sampled.log_prob
+            )
+        return Loss(surrogate=-surrogate.mean(), bound=sampled.value.mean())
 
     def update(self, stats: Mapping[str, Tensor]) -> None:
         del stats

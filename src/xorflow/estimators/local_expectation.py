@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.descendants import FeatureSum, structure
-from xorflow.estimators.hierarchy import after, descendant_sums, end_rewards, require_summable
+from xorflow.estimators.layerwise import after, descendant_sums, end_rewards, require_summable
 from xorflow.flows import LatentFlow, Point
 from xorflow.flows.stack import choose
 
@@ -66,7 +66,7 @@ class LocalExpectation(Estimator):
             return
         self.prepare(flow)
         for index, rows in enumerate(self.sums):
-            if not _apart(rows):
+            if not _is_separable(rows):
                 raise ModelError(
                     f"local expectations change the {flow.features} features of layer {index + 1} one by one, and pass "
                     f"through the rest of the flow for each; the limit is {self.limit}: use disarm or leave-one-out, or "
@@ -85,17 +85,17 @@ class LocalExpectation(Estimator):
         if draws is not None:
             draws = draws[0]
             trace = flow.run(x, draws=draws, context=context, stop=stop)
-            for nodes, u in zip(trace.generator, trace.us, strict=True):
-                passed.append((point, nodes, u))
+            for choices, u in zip(trace.generator, trace.us, strict=True):
+                passed.append((point, choices, u))
                 point = after(flow, point, u)
         rewards = end_rewards(flow, point, context)  # (B, D)
         value = rewards.sum(-1)
         surrogate = value  # the gradient of a learned base and, where it is summed out, of the last layer
-        for before, nodes, u in passed:
+        for before, choices, u in passed:
             assert draws is not None
             with torch.no_grad():
                 ends = self._ends(flow, before, u, rewards.detach(), draws, context)
-            surrogate = surrogate + nodes.expectation(ends).sum(-1)
+            surrogate = surrogate + choices.expectation(ends).sum(-1)
         return Loss(surrogate=-surrogate.mean(), bound=value.detach().mean())
 
     def _ends(
@@ -109,23 +109,27 @@ class LocalExpectation(Estimator):
     ) -> Tensor:
         """The rewards that each choice leads to, by its values, (B, D, U)."""
         layer, rows = flow.layers[before.layer], self.sums[before.layer]
-        choices, sizes = layer.transform.choices, layer.valid.sum(-1)
-        drawn = choices.decode(u)  # (B, D)
-        ends = rows(rewards).unsqueeze(-1).expand(*drawn.shape, choices.width)
-        for step in range(1, choices.width):
+        alphabet, sizes = layer.transform.choices, layer.valid.sum(-1)
+        drawn = alphabet.decode(u)  # (B, D)
+        ends = rows(rewards).unsqueeze(-1).expand(*drawn.shape, alphabet.width)
+        for step in range(1, alphabet.width):
             changed = (drawn + step) % sizes
-            if _apart(rows):  # all features at once: none changes another's reward
-                taken = choices.encode(changed, flow.dtype)
-                found = self._suffix(flow, after(flow, before, taken), draws, context)
+            if _is_separable(rows):  # all features at once: none changes another's reward
+                taken = alphabet.encode(changed, flow.dtype)
+                changed_rewards = self._suffix(flow, after(flow, before, taken), draws, context)
             else:
-                own = torch.eye(flow.features, dtype=torch.bool, device=u.device).unsqueeze(1)  # (D, 1, D)
-                taken = self._settled(flow, before, torch.where(own, changed, drawn), own, draws, context)
-                found = self._suffix(flow, after(flow, before, taken), draws, context)
-                found = rows(found).diagonal(dim1=0, dim2=-1)
-            ends = ends.scatter(-1, changed.unsqueeze(-1), found.unsqueeze(-1))
+                diagonal = torch.eye(flow.features, dtype=torch.bool, device=u.device).unsqueeze(
+                    1
+                )  # (D, 1, D)
+                taken = self._redrawn(
+                    flow, before, torch.where(diagonal, changed, drawn), diagonal, draws, context
+                )
+                changed_rewards = self._suffix(flow, after(flow, before, taken), draws, context)
+                changed_rewards = rows(changed_rewards).diagonal(dim1=0, dim2=-1)
+            ends = ends.scatter(-1, changed.unsqueeze(-1), changed_rewards.unsqueeze(-1))
         return ends
 
-    def _settled(
+    def _redrawn(
         self,
         flow: LatentFlow,
         before: Point,
@@ -136,17 +140,17 @@ class LocalExpectation(Estimator):
     ) -> Tensor:
         """The layer's choices (D, B, D), encoded, with what is `kept` as changed and, if the layer sees them, the rest anew."""
         layer = flow.layers[before.layer]
-        choices = layer.transform.choices
-        taken = choices.encode(changed, flow.dtype)
+        alphabet = layer.transform.choices
+        taken = alphabet.encode(changed, flow.dtype)
         if not layer.autoregressive_in_u:
             return taken
-        own = draws[..., before.layer, :]
+        layer_draws = draws[..., before.layer, :]
         for _ in range(flow.features + 1):
-            again = choose(layer.generator_choices(before, context, taken), own, choices, flow.dtype)
-            settled = choices.encode(torch.where(kept, changed, choices.decode(again)), flow.dtype)
-            if torch.equal(settled, taken):
+            again = choose(layer.generator_choices(before, context, taken), layer_draws, alphabet, flow.dtype)
+            following = alphabet.encode(torch.where(kept, changed, alphabet.decode(again)), flow.dtype)
+            if torch.equal(following, taken):
                 break
-            taken = settled
+            taken = following
         return taken
 
     def _suffix(self, flow: LatentFlow, point: Point, draws: Tensor, context: Tensor | None) -> Tensor:
@@ -155,6 +159,6 @@ class LocalExpectation(Estimator):
         return end_rewards(flow, trace.end, context)
 
 
-def _apart(rows: nn.Module) -> bool:
+def _is_separable(rows: nn.Module) -> bool:
     """Whether every choice changes the reward of its own feature only."""
-    return isinstance(rows, FeatureSum) and rows.kind == "own"
+    return isinstance(rows, FeatureSum) and rows.kind == "identity"

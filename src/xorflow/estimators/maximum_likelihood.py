@@ -9,7 +9,7 @@ from torch import Tensor
 
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
-from xorflow.estimators.terms import centred
+from xorflow.estimators.sampled_objective import centred
 from xorflow.flows import LatentFlow, Mixture
 
 
@@ -37,13 +37,13 @@ class MaximumLikelihood(Estimator):
     what comes before a feature says nothing about its own draw, so the expectation over draws is that of log p(x), and so is
     the gradient's, without the noise of a feature's own draw. Of mixtures this holds component by component.
 
-    Cost: 1 pass at depth 1; 1 + S (L - 1) at depth L; of a mixture of M flows M passes, or 1 in turn. Hesselink and Aziz
-    (2020), section 4, where the sum is called intractable; that it is not, at depth 1 and in the last layer, is ours. The
-    baseline is that of Kool, van Hoof and Welling (2019).
+    Cost: 1 pass at depth 1; 1 + S (L - 1) at depth L; of a mixture of M flows M passes, or 1 with `split_batch`. Hesselink
+    and Aziz (2020), section 4, where the sum is called intractable; that it is not, at depth 1 and in the last layer, is ours.
+    The baseline is that of Kool, van Hoof and Welling (2019).
 
     Args:
         samples: S, for depth 2 and more.
-        split_batch: a mixture's components take turns: of M equal parts of a batch each learns one.
+        split_batch: of M equal parts of a batch each component of a mixture learns one.
         soft_targets: use the probabilities with which data were drawn.
 
     >>> import torch, xorflow as xf
@@ -129,17 +129,17 @@ def _mean_of_split_batch(
     components = flow.latent_components()
     if len(x) < len(components):
         raise ModelError(
-            f"components that split a batch need a row each, and {len(x)} rows came for {len(components)} components; "
-            "choose larger batches, or pass them in fewer parts (--accumulate)"
+            f"split_batch needs a row for each component, and {len(x)} rows came for {len(components)} components; choose "
+            "larger batches, or pass them in fewer parts (--accumulate)"
         )
     means = []
     for component, rows in zip(components, torch.arange(len(x)).tensor_split(len(components)), strict=True):
         part = slice(int(rows[0]), int(rows[-1]) + 1)
-        own = None if context is None else context[part]
+        part_context = None if context is None else context[part]
         if probabilities is None:
-            values = component.log_marginal_total(component.start(x[part]), own)
+            values = component.log_marginal_total(component.start(x[part]), part_context)
         else:
-            values = component.expected_log_marginal(x[part], probabilities[part], own)
+            values = component.expected_log_marginal(x[part], probabilities[part], part_context)
         means.append(values.mean())
     value = torch.stack(means).mean()
     return Loss(surrogate=-value, bound=value.detach())

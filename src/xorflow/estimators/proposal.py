@@ -72,20 +72,20 @@ class ProposalPrefix(Estimator):
         point, last = flow.start(x), flow.layers[-1]
         log_p, log_weight = x.new_zeros(()), x.new_zeros(())  # of the layers before the last, (B, 1) or less
         for index, layer in enumerate(flow.layers[:-1]):
-            v, nodes, ratio = self._prefix(layer, point, draws[0, ..., index, :], context, flow.dtype)
-            log_p = log_p + nodes.log_prob(v).sum(-1, keepdim=True)
+            v, choices, ratio = self._prefix(layer, point, draws[0, ..., index, :], context, flow.dtype)
+            log_p = log_p + choices.log_prob(v).sum(-1, keepdim=True)
             log_weight = log_weight + ratio.sum(-1, keepdim=True)
             point = Point(point.x, layer.transform.relaxed_to_base(point.state, v), v, index + 1)
-        v, nodes, ratio = self._prefix(last, point, draws[0, ..., -1, :], context, flow.dtype)
+        v, choices, ratio = self._prefix(last, point, draws[0, ..., -1, :], context, flow.dtype)
         order = _on_device(last.conditioner.order or (), x.device)
-        log_p = log_p + _before(nodes.log_prob(v), order)
+        log_p = log_p + _before(choices.log_prob(v), order)
         omega = (log_weight + _before(ratio, order)).exp()
         if self.sum_last:
-            rewards = nodes.expectation(last.transform.outcomes(flow.base.log_table(), point.state))
+            rewards = choices.expectation(last.transform.outcomes(flow.base.log_table(), point.state))
         else:
-            u = choose(nodes, draws[1, ..., -1, :], last.transform.choices, flow.dtype)
+            u = choose(choices, draws[1, ..., -1, :], last.transform.choices, flow.dtype)
             rewards = flow.base.log_prob(last.transform.relaxed_to_base(point.state, u))
-            log_p = log_p + nodes.log_prob(u)
+            log_p = log_p + choices.log_prob(u)
         score = (omega * rewards.detach() * log_p).sum(-1)
         direct = (omega * rewards).sum(-1)  # the gradient of a learned base, and of what is summed out
         return Loss(surrogate=-(score + direct).mean(), bound=direct.detach().mean())
@@ -93,50 +93,50 @@ class ProposalPrefix(Estimator):
     def _prefix(
         self, layer: Layer, point: Point, draws: Tensor, context: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Choices, Tensor]:
-        """v ~ rho, the generator's nodes given it, and log p - log rho of each choice, (..., D), without gradient."""
-        choices = layer.transform.choices
+        """v ~ rho, the generator's choices given it, and log p - log rho of each choice, (..., D), without gradient."""
+        alphabet = layer.transform.choices
         if layer.autoregressive_in_u:
             v = self._draw_prefix(layer, point, draws, context, dtype)
-            nodes = layer.generator_choices(point, context, v)
+            choices = layer.generator_choices(point, context, v)
         else:
-            nodes = layer.generator_choices(point, context)
-            v = self._chosen(nodes, draws, choices, dtype)
-        return v, nodes, nodes.log_prob(v).detach() - self.log_rho(nodes, v, choices)
+            choices = layer.generator_choices(point, context)
+            v = self._chosen(choices, draws, alphabet, dtype)
+        return v, choices, choices.log_prob(v).detach() - self.log_rho(choices, v, alphabet)
 
-    def log_rho(self, nodes: Choices, v: Tensor, choices: Alphabet) -> Tensor:
+    def log_rho(self, choices: Choices, v: Tensor, alphabet: Alphabet) -> Tensor:
         """log rho(v_d | v_<d), (..., D), without gradient."""
-        probability = nodes.log_prob(v).detach().exp()
-        sizes = _on_device(choices.sizes, v.device)
+        probability = choices.log_prob(v).detach().exp()
+        sizes = _on_device(alphabet.sizes, v.device)
         return ((1 - self.mix) * probability + self.mix / sizes.to(probability.dtype)).log()
 
     @torch.no_grad()
     def _draw_prefix(
         self, layer: Layer, point: Point, draws: Tensor, context: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
-        """v ~ rho of a layer that sees it, the noise held until nothing changes: pass k settles at least k features."""
-        choices = layer.transform.choices
+        """v ~ rho of a layer that sees it, by fixed-point iteration: after pass k at least k features are right."""
+        alphabet = layer.transform.choices
         if not draws.is_floating_point():
-            return choices.encode(draws, dtype)
-        v = choices.encode(torch.zeros(draws.shape, dtype=torch.int64, device=draws.device), dtype)
-        for _ in range(choices.features + 1):
-            settled = self._chosen(layer.generator_choices(point, context, v), draws, choices, dtype)
-            if torch.equal(settled, v):
-                return settled
-            v = settled
+            return alphabet.encode(draws, dtype)
+        v = alphabet.encode(torch.zeros(draws.shape, dtype=torch.int64, device=draws.device), dtype)
+        for _ in range(alphabet.features + 1):
+            following = self._chosen(layer.generator_choices(point, context, v), draws, alphabet, dtype)
+            if torch.equal(following, v):
+                return following
+            v = following
         return v
 
     @torch.no_grad()
-    def _chosen(self, nodes: Choices, draws: Tensor, choices: Alphabet, dtype: torch.dtype) -> Tensor:
+    def _chosen(self, choices: Choices, draws: Tensor, alphabet: Alphabet, dtype: torch.dtype) -> Tensor:
         """v by the draws: by inversion of uniforms, or given as integers."""
-        return choices.encode(
-            self._invert(nodes, draws, choices) if draws.is_floating_point() else draws, dtype
+        return alphabet.encode(
+            self._invert(choices, draws, alphabet) if draws.is_floating_point() else draws, dtype
         )
 
-    def _invert(self, nodes: Choices, uniforms: Tensor, choices: Alphabet) -> Tensor:
+    def _invert(self, choices: Choices, uniforms: Tensor, alphabet: Alphabet) -> Tensor:
         """Integers by inverting rho's distribution function."""
-        p = nodes.log_probs().exp()
-        sizes = _on_device(choices.sizes, p.device)
-        valid = torch.arange(choices.width, device=p.device) < sizes[:, None]
+        p = choices.log_probs().exp()
+        sizes = _on_device(alphabet.sizes, p.device)
+        valid = torch.arange(alphabet.width, device=p.device) < sizes[:, None]
         mixed = (1 - self.mix) * p + self.mix / sizes[:, None].to(p.dtype) * valid
         index = (uniforms.unsqueeze(-1) > mixed.cumsum(-1)[..., :-1]).sum(-1)
         return index.minimum(sizes - 1)

@@ -15,9 +15,9 @@ class Rebar(RelaxedControl):
               C(z) = \eta\, R\big(\sigma(z / \tau)\big),
 
     with :math:`z = \phi + \mathrm{logit}\, v`, b = 1[z > 0], and :math:`\tilde z` another z that leads to the same b. A_d are
-    the rewards that u_d can change, C_d the same rewards of the relaxed choice, times :math:`\eta`. In a hierarchy only the
-    layer whose gradient is taken is relaxed: the rewards are those of the hard choices drawn after it, the relaxed ones those
-    of their means.
+    the rewards that u_d can change, C_d the same rewards of the relaxed choice, times :math:`\eta`. With several layers only
+    the layer whose gradient is taken is relaxed: the rewards are those of the hard choices drawn after it, the relaxed ones
+    those of their means.
 
     Unbiased for the gradient of L whatever :math:`\eta` and :math:`\tau` are. These, one pair a layer, are the estimator's
     own parameters: the second loss, the mean square of the estimate, trains them along. Only for binary choices that are

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from xorflow.estimators.base import Estimator, Loss
-from xorflow.estimators.concrete import checked_temperature, walk
-from xorflow.estimators.hierarchy import pushed, require_no_own
+from xorflow.estimators.concrete import checked_temperature, end_of_pass
+from xorflow.estimators.layerwise import pushed, require_no_own
 from xorflow.flows import BinaryChoices, Choices, LatentFlow
 from xorflow.flows.stack import choose as choose_by
 
@@ -55,19 +55,20 @@ class ReinMax(Estimator):
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         assert draws is not None
 
-        def choose(nodes: Choices, layer: int) -> Tensor:
-            choices = flow.layers[layer].transform.choices
-            hard = choose_by(nodes, draws[0, ..., layer, :], choices, flow.dtype)
-            moved = nodes.logits - nodes.logits.detach()  # zero, but for its gradient
-            mean = nodes.mean.detach()
-            between = (hard + self._at_temperature(nodes)) / 2
-            return hard + (2 * pushed(between, moved, nodes) - pushed(mean, moved, nodes) / 2)
+        def choose(choices: Choices, layer: int) -> Tensor:
+            hard = choose_by(
+                choices, draws[0, ..., layer, :], flow.layers[layer].transform.choices, flow.dtype
+            )
+            moved = choices.logits - choices.logits.detach()  # zero, but for its gradient
+            mean = choices.mean.detach()
+            between = (hard + self._at_temperature(choices)) / 2
+            return hard + (2 * pushed(between, moved, choices) - pushed(mean, moved, choices) / 2)
 
-        value = flow.base.log_prob(walk(flow, x, context, choose).state).sum(-1)
+        value = flow.base.log_prob(end_of_pass(flow, x, context, choose).state).sum(-1)
         return Loss(surrogate=-value.mean(), bound=value.detach().mean())
 
-    def _at_temperature(self, nodes: Choices) -> Tensor:
-        logits = nodes.logits.detach() / self.tau
-        if isinstance(nodes, BinaryChoices):
+    def _at_temperature(self, choices: Choices) -> Tensor:
+        logits = choices.logits.detach() / self.tau
+        if isinstance(choices, BinaryChoices):
             return torch.sigmoid(logits)
-        return torch.softmax(logits.masked_fill(~nodes.valid, -torch.inf), -1)
+        return torch.softmax(logits.masked_fill(~choices.valid, -torch.inf), -1)

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.descendants import structure
-from xorflow.estimators.hierarchy import (
+from xorflow.estimators.layerwise import (
     after,
     descendant_sums,
     end_rewards,
@@ -97,21 +97,21 @@ class RelaxedControl(Estimator):
         assert draws is not None
         point, passed = flow.start(x), []
         for index in range(self._drawn_layers(flow)):
-            nodes = flow.layers[index].generator_choices(point, context)
-            assert isinstance(nodes, BinaryChoices)
+            choices = flow.layers[index].generator_choices(point, context)
+            assert isinstance(choices, BinaryChoices)
             with torch.no_grad():
-                u = nodes.sample(draws[0, ..., index, :])
-            passed.append((point, nodes, u))
+                u = choices.sample(draws[0, ..., index, :])
+            passed.append((point, choices, u))
             point = after(flow, point, u)
         rewards = end_rewards(flow, point, context)  # (B, D)
         value = rewards.sum(-1)
         surrogate = value  # the gradient of a learned base and, where it is summed out, of the last layer
         control = x.new_zeros(())
-        for index, (before, nodes, u) in enumerate(passed):
+        for index, (before, choices, u) in enumerate(passed):
             noise = draws[:, ..., index, :]
             ends = self.sums[index](rewards.detach())
-            slope = self._slope(flow, before, nodes.logits.detach(), u, ends, noise, context)
-            surrogate = surrogate + (slope.detach() * nodes.logits).sum(-1)
+            slope = self._slope(flow, before, choices.logits.detach(), u, ends, noise, context)
+            surrogate = surrogate + (slope.detach() * choices.logits).sum(-1)
             control = control + slope.square().mean()
         return Loss(surrogate=-surrogate.mean(), bound=value.detach().mean(), control=control)
 

@@ -15,7 +15,7 @@ from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.baselines import Baseline, Signal, Standardise
 from xorflow.estimators.descendants import Descendants, FeatureSum, structure, weighted_score
 from xorflow.estimators.entropy import EntropyBonus
-from xorflow.estimators.terms import Terms
+from xorflow.estimators.sampled_objective import SampledObjective
 from xorflow.flows import LatentFlow
 from xorflow.flows.stack import GREEDY, Draws
 
@@ -110,14 +110,14 @@ class SpecialCase(Estimator):
         self._prepared_for: tuple[object, ...] | None = None
 
     def config(self) -> dict[str, Any]:
-        own = {
+        config = {
             "rewards": self.rewards,
             "second": self.second,
             "discount": self.discount,
             "two_samples": self.two_samples,
             "sum_last": self.sum_last,
         }
-        return own | self.signal.config() | self.bonus.config()
+        return config | self.signal.config() | self.bonus.config()
 
     def _sampled_layers(self, flow: LatentFlow) -> int:
         return flow.depth - self.sum_last
@@ -149,7 +149,7 @@ class SpecialCase(Estimator):
     def _make_sums(self, flow: LatentFlow) -> nn.ModuleList:
         """For each layer: the sums that turn rewards, and the layers' entropies, into what weighs its scores."""
         descendants = Descendants(flow, "p")
-        found = nn.ModuleList()
+        sums = nn.ModuleList()
         for layer in range(self._sampled_layers(flow)):
             rows = nn.ModuleList([FeatureSum(self._reward_weights(flow, descendants, layer))])
             if self.bonus.active:
@@ -157,8 +157,8 @@ class SpecialCase(Estimator):
                 for later in range(flow.depth):
                     matrix = descendants.inputs(layer, later, "p")
                     rows.append(FeatureSum(torch.ones_like(matrix) if everything else matrix))
-            found.append(rows)
-        return found
+            sums.append(rows)
+        return sums
 
     def _reward_weights(self, flow: LatentFlow, descendants: Descendants, layer: int) -> Tensor:
         size = flow.features
@@ -179,48 +179,50 @@ class SpecialCase(Estimator):
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         main = None if draws is None else draws[:1]
-        found = self.terms(flow, x, context, main)
-        situation = self.signal.situation(found, self.terms, flow, x, context, draws)
-        centred, deviation, stats = self.signal(found.signal, situation)
-        direct = found.direct
+        sampled = self.objective_of(flow, x, context, main)
+        inputs = self.signal.inputs(sampled, self.objective_of, flow, x, context, draws)
+        centred, deviation, stats = self.signal(sampled.signal, inputs)
+        direct = sampled.direct
         if self.signal.standardiser.kind == "one":
             direct = direct / deviation  # one number for the whole objective: its direction is kept
         if self.two_samples:
             assert draws is not None
-            second = self.terms(flow, x, context, draws[1:2])
-            rest, _, _ = self.signal(second.signal, situation)
+            second = self.objective_of(flow, x, context, draws[1:2])
+            rest, _, _ = self.signal(second.signal, inputs)
             rewards = (centred / deviation)[..., :1, :]  # for every layer's choice at the same feature
-            score = (rewards * found.log_prob).sum((-1, -2))
+            score = (rewards * sampled.log_prob).sum((-1, -2))
             score = score + weighted_score(self.sums, rest / deviation, second.log_prob)
         else:
-            score = weighted_score(self.sums, centred / deviation, found.log_prob)
-        return Loss(surrogate=-(score + direct).mean(), bound=found.value.mean(), stats=stats)
+            score = weighted_score(self.sums, centred / deviation, sampled.log_prob)
+        return Loss(surrogate=-(score + direct).mean(), bound=sampled.value.mean(), stats=stats)
 
-    def terms(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Draws | None) -> Terms:
+    def objective_of(
+        self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Draws | None
+    ) -> SampledObjective:
         """The objective of draws (S, B, L', D), for whoever weighs the scores, by `sums`, in another way."""
-        found = self._pass(flow, x, context, draws)
-        value = found.rewards.sum(-1)
+        passed = self._pass(flow, x, context, draws)
+        value = passed.rewards.sum(-1)
         # the rewards' own gradient is a learned base's and, where the last layer is summed out, that layer's
-        direct = value + sum((part.sum(-1) for part in found.bonus), start=torch.zeros_like(value))
-        return Terms(value.detach(), direct, self._signal(found), found.log_p)
+        direct = value + sum((part.sum(-1) for part in passed.bonus), start=torch.zeros_like(value))
+        return SampledObjective(value.detach(), direct, self._signal(passed), passed.log_p)
 
     def _pass(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Draws | None) -> _Pass:
         stop = self._sampled_layers(flow)
         trace = flow.run(x, draws=GREEDY if draws is None else draws, context=context, stop=stop)
-        nodes = list(trace.generator)
+        choices = list(trace.generator)
         if self.sum_last:
             last, outcomes = flow.last_choices(trace.end, context)
             rewards = last.expectation(outcomes)
-            nodes.append(last)
+            choices.append(last)
         else:
             rewards = flow.base.log_prob(trace.end.state)
-        bonus = self.bonus.weigh([n.entropy() for n in nodes]) if self.bonus.active else []
+        bonus = self.bonus.weigh([c.entropy() for c in choices]) if self.bonus.active else []
         return _Pass(rewards, bonus, trace.log_p() if stop else rewards.new_zeros(0, flow.features))
 
-    def _signal(self, found: _Pass) -> Tensor:
+    def _signal(self, passed: _Pass) -> Tensor:
         """Rewards and, with a bonus, weighted entropies by layer, (..., B, T, D), without gradient."""
-        parts = torch.broadcast_tensors(found.rewards.detach(), *(part.detach() for part in found.bonus))
-        return torch.stack(parts, -2)
+        terms = torch.broadcast_tensors(passed.rewards.detach(), *(term.detach() for term in passed.bonus))
+        return torch.stack(terms, -2)
 
     def update(self, stats: Mapping[str, Tensor]) -> None:
         self.signal.update(stats)

@@ -64,11 +64,11 @@ class StraightThrough(Estimator):
         point = flow.start(x)
         entropies = []
         for index, layer in enumerate(flow.layers):
-            nodes = layer.generator_choices(point, context)
-            soft = nodes.mean
-            u = soft + (nodes.mode() - soft).detach()
+            choices = layer.generator_choices(point, context)
+            soft = choices.mean
+            u = soft + (choices.mode() - soft).detach()
             if self.bonus.active:
-                entropies.append(nodes.entropy().sum(-1))
+                entropies.append(choices.entropy().sum(-1))
             point = Point(point.x, layer.transform.relaxed_to_base(point.state, u), u, index + 1)
         value = flow.base.log_prob(point.state).sum(-1)
         surrogate = sum(self.bonus.weigh(entropies), start=value) if self.bonus.active else value

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
-from xorflow.estimators.hierarchy import require_summable
-from xorflow.estimators.terms import mean_of_others
+from xorflow.estimators.layerwise import require_summable
+from xorflow.estimators.sampled_objective import mean_of_others
 from xorflow.flows import LatentFlow
 
 
@@ -109,7 +109,7 @@ def vimco(log_w: Tensor) -> tuple[Tensor, Tensor]:
     """The bound (...) of log-weights (K, ...), and for each sample what it adds to a bound without it, (K, ...)."""
     samples = len(log_w)
     bound = torch.logsumexp(log_w, 0)
-    own = torch.eye(samples, dtype=torch.bool, device=log_w.device)
-    own = own.reshape(samples, samples, *(1,) * (log_w.dim() - 1))
-    replaced = torch.where(own, mean_of_others(log_w).unsqueeze(1), log_w)  # (K, K, ...)
+    itself = torch.eye(samples, dtype=torch.bool, device=log_w.device)
+    itself = itself.reshape(samples, samples, *(1,) * (log_w.dim() - 1))
+    replaced = torch.where(itself, mean_of_others(log_w).unsqueeze(1), log_w)  # (K, K, ...)
     return bound - math.log(samples), bound - torch.logsumexp(replaced, 1)

@@ -1,4 +1,4 @@
-"""Flows on discrete data: the deterministic and the stochastic reading of the same layers."""
+"""Flows on discrete data: latent and deterministic flows on the same layers."""
 
 from xorflow.flows.choices import BinaryChoices, CategoricalChoices, Choices
 from xorflow.flows.distribution import FlowDistribution

@@ -63,8 +63,8 @@ class _LogMixture(Function):
         g_far = g * torch.sigmoid(raised)  # times the posterior of the u that is less likely beforehand
         g_logits = (g_far - g * torch.sigmoid(-logits.abs())) * (1 - 2 * mirror)
         g_near = g - g_far
-        parts = (g_logits, torch.lerp(g_near, g_far, mirror), torch.lerp(g_far, g_near, mirror))
-        return tuple(part.sum_to_size(shape) for part, shape in zip(parts, ctx.shapes, strict=True))
+        g_inputs = (g_logits, torch.lerp(g_near, g_far, mirror), torch.lerp(g_far, g_near, mirror))
+        return tuple(g.sum_to_size(shape) for g, shape in zip(g_inputs, ctx.shapes, strict=True))
 
     @staticmethod
     def vmap(info, in_dims, *inputs: Tensor):  # noqa: ARG004  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -184,6 +184,6 @@ Choices = BinaryChoices | CategoricalChoices
 
 
 def make_choices(logits: Tensor, choices: Alphabet, valid: Tensor) -> Choices:
-    """The nodes that a conditioner's output stands for; half-precision logits become float32 before any log or sum."""
+    """The choices that a conditioner's output stands for; half-precision logits become float32 before any log or sum."""
     logits = full_precision(logits)
     return BinaryChoices(logits) if choices.binary else CategoricalChoices(logits, valid)

@@ -76,7 +76,7 @@ class ModelDistribution(Distribution):
         rows = x.expand(*lead, self._model.features).reshape(lead.numel(), self._model.features)
         context = self._rows_of_context(lead)
         size = _ROWS_AT_A_TIME
-        parts = [
+        log_probs = [
             self._model.log_likelihood(
                 self._model.encode(rows[i : i + size]), None if context is None else context[i : i + size]
             )
@@ -84,7 +84,7 @@ class ModelDistribution(Distribution):
                 0, max(1, len(rows)), size
             )  # no rows are one empty batch, which fails where any would
         ]
-        return torch.cat(parts).reshape(lead)
+        return torch.cat(log_probs).reshape(lead)
 
     def _rows_of_context(self, lead: torch.Size) -> Tensor | None:
         return (

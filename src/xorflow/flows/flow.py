@@ -1,4 +1,4 @@
-"""The deterministic reading: one bijection of the data space, exact likelihood at any depth."""
+"""The deterministic flow: one bijection of the data space, exact likelihood at any depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stochastic reading: a distribution over transformations."""
+"""The latent flow: a distribution over transformations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LatentFlow(Stack):
         return FlowDistribution(self, context)
 
     def greedy(self) -> Flow:
-        """The deterministic reading, with these very weights: each layer takes its most probable u."""
+        """The deterministic flow with these very weights: each layer takes its most probable u."""
         return Flow(self.layers, self.base)
 
     @property
@@ -55,29 +55,29 @@ class LatentFlow(Stack):
 
         At depth 1, from the start, its sum over d is log p(x).
         """
-        nodes = self.last_generator(point, context)
-        if self._is_binary(nodes, point.state):
-            return marginal_by_feature(nodes.logits, point.state, self.base.logits)
-        return nodes.log_mixture(self._outcomes(point.state))
+        choices = self.last_generator(point, context)
+        if self._is_binary(choices, point.state):
+            return marginal_by_feature(choices.logits, point.state, self.base.logits)
+        return choices.log_mixture(self._outcomes(point.state))
 
     def log_marginal_total(self, point: Point, context: Tensor | None = None) -> Tensor:
         """`log_marginal` summed over features, (...); for training: one launch each way on a CUDA device."""
-        nodes = self.last_generator(point, context)
-        if self._is_binary(nodes, point.state):
-            fits = nodes.logits.dtype == point.state.dtype == self.base.logits.dtype == torch.float32
-            if devices.usable(nodes.logits) and fits:
-                return kernels.marginal_total(nodes.logits, point.state, self.base.logits)
-            return marginal_total(nodes.logits, point.state, self.base.logits)
-        return nodes.log_mixture(self._outcomes(point.state)).sum(-1)
+        choices = self.last_generator(point, context)
+        if self._is_binary(choices, point.state):
+            fits = choices.logits.dtype == point.state.dtype == self.base.logits.dtype == torch.float32
+            if devices.usable(choices.logits) and fits:
+                return kernels.marginal_total(choices.logits, point.state, self.base.logits)
+            return marginal_total(choices.logits, point.state, self.base.logits)
+        return choices.log_mixture(self._outcomes(point.state)).sum(-1)
 
-    def _is_binary(self, nodes: Choices, state: Tensor) -> bool:
+    def _is_binary(self, choices: Choices, state: Tensor) -> bool:
         """Whether these are two choices for each of the two states, without samples and without a gradient of the states."""
         return (
-            isinstance(nodes, BinaryChoices)
+            isinstance(choices, BinaryChoices)
             and self.layers[-1].transform.is_xor
             and not state.requires_grad
-            and nodes.logits.dim() == 2
-            and nodes.logits.shape == state.shape
+            and choices.logits.dim() == 2
+            and choices.logits.shape == state.shape
         )
 
     def _outcomes(self, state: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class LatentFlow(Stack):
     def expected_log_marginal(
         self, x: Tensor, probabilities: Tensor, context: Tensor | None = None
     ) -> Tensor:
-        r""":math:`\sum_d E_{x'_d}[\log p(x'_d \mid x_{<d})]` at depth 1, (B,), where :math:`x'_d` is 1 with its own chance.
+        r""":math:`\sum_d E_{x'_d}[\log p(x'_d \mid x_{<d})]` at depth 1, (B,), where :math:`x'_d` is 1 as `probabilities` say.
 
         If x itself was drawn with these probabilities, feature by feature, then its expectation is that of log p(x): what comes
         before a feature says nothing about its own draw.
@@ -97,13 +97,13 @@ class LatentFlow(Stack):
             probabilities: (B, D).
             context: (B, C) or None.
         """
-        nodes, transform = self.last_generator(self.start(x), context), self.layers[-1].transform
-        probabilities = probabilities.to(nodes.logits.dtype)
-        if isinstance(nodes, BinaryChoices) and transform.is_xor:
-            return expected_total(nodes.logits, probabilities, self.base.logits)
+        choices, transform = self.last_generator(self.start(x), context), self.layers[-1].transform
+        probabilities = probabilities.to(choices.logits.dtype)
+        if isinstance(choices, BinaryChoices) and transform.is_xor:
+            return expected_total(choices.logits, probabilities, self.base.logits)
         table = self.base.log_table()
         of_zero, of_one = (
-            nodes.log_mixture(transform.outcomes(table, torch.full_like(x, value))) for value in (0.0, 1.0)
+            choices.log_mixture(transform.outcomes(table, torch.full_like(x, value))) for value in (0.0, 1.0)
         )
         return torch.lerp(of_zero, of_one, probabilities).sum(-1)
 
@@ -118,11 +118,11 @@ class LatentFlow(Stack):
         stop = self.depth - 1 if self.last_layer_summable else self.depth
         u = self._all_choices(stop)  # (T, L', D)
         rows = max(1, ENUMERATION_LIMIT // len(u))  # so that memory is bounded by the limit, not by the batch
-        parts = [
+        log_likelihoods = [
             self._sum_over(u, x[i : i + rows], None if context is None else context[i : i + rows])
             for i in range(0, max(1, len(x)), rows)
         ]
-        return torch.cat(parts)
+        return torch.cat(log_likelihoods)
 
     def _sum_over(self, u: Tensor, x: Tensor, context: Tensor | None) -> Tensor:
         stop = u.shape[-2]
@@ -142,7 +142,7 @@ class LatentFlow(Stack):
         except Intractable as error:
             raise Intractable(
                 f"log p(x) of a latent flow of depth {self.depth} on {self.features} features has no closed form, and "
-                f"{error}; the deterministic reading, flow.greedy(), is exact"
+                f"{error}; the deterministic flow, flow.greedy(), is exact"
             ) from None
 
     @torch.no_grad()

@@ -24,7 +24,7 @@ class Layer(nn.Module):
     Args:
         conditioner: the generator's network, p(u | what it sees).
         transform: the bijections to choose from; a shift modulo K (xor for K = 2) by default.
-        posterior: an optional network for q(u | what it sees), which may look at anything but u itself.
+        posterior: an optional network for q(u | what it sees), which may see anything but u itself.
         relative: the posterior's logits are added to the generator's: it has to learn only how the data change them.
     """
 
@@ -79,18 +79,18 @@ class Layer(nn.Module):
         """Whether p(u) is a chain over features, so that a draw of u needs several passes."""
         return Source.OWN in self.conditioner.sees
 
-    def generator_choices(self, point: Point, context: Tensor | None, own: Tensor | None = None) -> Choices:
-        """p(u | what it sees) at a point of the pass; `own` is u itself, for a layer that sees it."""
-        if point.known is None or own is not None:
-            return self._nodes(self.conditioner, point.inputs(own), context)
+    def generator_choices(self, point: Point, context: Tensor | None, u: Tensor | None = None) -> Choices:
+        """p(u | what it sees) at a point of the pass; `u` is for a layer that sees it."""
+        if point.known is None or u is not None:
+            return self._choices(self.conditioner, point.inputs(u), context)
         if self not in point.known:
-            point.known[self] = self._nodes(self.conditioner, point.inputs(None), context)
+            point.known[self] = self._choices(self.conditioner, point.inputs(None), context)
         return point.known[self]
 
     def posterior_choices(
         self, point: Point, context: Tensor | None, generator: Choices | None = None
     ) -> Choices:
-        """q(u | what it sees) at a point of the pass; `generator` are p's nodes there, if they are known already."""
+        """q(u | what it sees) at a point of the pass; `generator` are p's choices there, if they are known already."""
         if self.posterior is None:
             raise ModelError("this needs a posterior in every layer; build Layer(..., posterior=MLP(...))")
         logits = self.posterior(point.inputs(None), context)
@@ -108,11 +108,11 @@ class Layer(nn.Module):
         certain = torch.where(identity, 0.0, NEVER).to(logits)
         return torch.where(self.unmoved[:, None], certain, logits)
 
-    def _nodes(self, network: Conditioner, inputs: dict[Source, Tensor], context: Tensor | None) -> Choices:
+    def _choices(self, network: Conditioner, inputs: dict[Source, Tensor], context: Tensor | None) -> Choices:
         return make_choices(network(inputs, context), self.transform.choices, self.valid)
 
     def choices_of(self, logits: Tensor, features: Tensor) -> Choices:
-        """The nodes that logits of some of the features stand for."""
+        """The choices that logits of some of the features stand for."""
         return make_choices(logits, self.transform.choices, self.valid[features])
 
 

@@ -1,6 +1,6 @@
 r"""Which conditioning sets give a normalised model.
 
-:math:`p(x) = \sum_u p_Y(x \ominus u)\, p(u \mid x)` sums to one for every base if, walking from base to data, each choice's
+:math:`p(x) = \sum_u p_Y(x \ominus u)\, p(u \mid x)` sums to one for every base if, from base to data, each choice's
 parents can be computed before the choice is needed. Two families of models satisfy this:
 
 * running state: layer l sees :math:`x^{(l-1)}`, strictly before d in the layer's own ordering (or the features that
@@ -32,7 +32,7 @@ _WHY = {
 
 
 def is_chain(generators: Sequence[Conditioner]) -> bool:
-    """Whether some layer looks past the running state, so that all layers are generated feature by feature together."""
+    """Whether some layer sees more than the running state, so that all layers are generated feature by feature together."""
     return any(
         Source.PREVIOUS in g.sees or (Source.X in g.sees and index > 0) for index, g in enumerate(generators)
     )

@@ -34,7 +34,7 @@ def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
 
 
 def expected_total(logits: Tensor, probabilities: Tensor, base_logits: Tensor) -> Tensor:
-    r"""The expectation of `marginal_total` over x, each :math:`x_d = 1` with its own chance, the logits being given; (B,).
+    r"""The expectation of `marginal_total` over x, each :math:`x_d = 1` with its own probability, given the logits; (B,).
 
     Args:
         logits: log-odds of u, (B, D).

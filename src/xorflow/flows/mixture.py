@@ -144,11 +144,9 @@ class Mixture(nn.Module):
         return self.first.start(x, remember)
 
     def greedy(self) -> Mixture:
-        """The mixture of the components' deterministic readings, with these very weights; exact at any depth."""
-        readings = [
-            component.greedy() if isinstance(component, LatentFlow) else component for component in self
-        ]
-        return self.of(readings)
+        """The mixture of the components' deterministic flows, with these very weights; exact at any depth."""
+        flows = [component.greedy() if isinstance(component, LatentFlow) else component for component in self]
+        return self.of(flows)
 
     def of(self, components: Sequence[Component]) -> Mixture:
         """Other components with these weights, which are shared."""
@@ -164,15 +162,15 @@ class Mixture(nn.Module):
 
     def log_likelihood(self, x: Tensor | Point, context: Tensor | None = None) -> Tensor:
         """Exact log p(x) in nats for encoded x, or its start, (B,); `Intractable` where that of a component is."""
-        parts = []
+        log_likelihoods = []
         for number, component in enumerate(self, 1):
             try:
-                parts.append(component.log_likelihood(x, context))
+                log_likelihoods.append(component.log_likelihood(x, context))
             except Intractable as error:
                 raise Intractable(
                     f"the likelihood of a mixture needs that of every component, and component {number} has none: {error}"
                 ) from None
-        return self._mixed(torch.stack(parts))
+        return self._mixed(torch.stack(log_likelihoods))
 
     def log_marginal_total(self, point: Point, context: Tensor | None = None) -> Tensor:
         """log p(x), (B,), of components that are latent flows in closed form; for training."""
@@ -226,8 +224,8 @@ class Mixture(nn.Module):
             rows = (chosen == index).nonzero()[:, 0]
             if not len(rows):
                 continue
-            own = SampleNoise(noise.rows.base[rows], noise.rows.layers[rows, : component.depth])
-            x[rows] = component.sample_with(own, None if context is None else context[rows])
+            component_noise = SampleNoise(noise.rows.base[rows], noise.rows.layers[rows, : component.depth])
+            x[rows] = component.sample_with(component_noise, None if context is None else context[rows])
         return x
 
 
@@ -300,13 +298,13 @@ def _check(components: Sequence[Component]) -> None:
 def _checked(weights: Sequence[float] | Tensor | None, count: int) -> Tensor:
     if weights is None:
         return torch.full((count,), 1 / count, dtype=torch.float64)
-    found = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
-    if found.shape != (count,):
+    probabilities = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
+    if probabilities.shape != (count,):
         raise ModelError(
-            f"a mixture has one weight for each of its {count} components, and got shape {tuple(found.shape)}"
+            f"a mixture has one weight for each of its {count} components, and got shape {tuple(probabilities.shape)}"
         )
-    if not bool((found > 0).all()) or abs(float(found.sum()) - 1) > 1e-6:
+    if not bool((probabilities > 0).all()) or abs(float(probabilities.sum()) - 1) > 1e-6:
         raise ModelError(
-            f"the weights of a mixture are positive and sum to 1, and got {[round(w, 6) for w in found.tolist()]}"
+            f"the weights of a mixture are positive and sum to 1, and got {[round(w, 6) for w in probabilities.tolist()]}"
         )
-    return found
+    return probabilities

@@ -1,4 +1,4 @@
-"""A flow of binary data, read on another base."""
+"""A flow of binary data on another base."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_base(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
 
     Args:
         flow: on binary data, without posteriors, whose last layer flips bits (xor) and does not see its own u. A coupling
-            is read as a flow in an ordering that begins with what its network sees: these features, which the coupling leaves
+            becomes a flow in an ordering that begins with what its network sees: these features, which the coupling leaves
             alone, have to be flipped on another base.
         base: for the same features, with no probability of one half.
 
@@ -42,7 +42,7 @@ def with_base(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
     """
     if not flow.states.binary or not flow.last_layer_summable or flow.has_posterior:
         raise ModelError(
-            "only a flow on binary data, without posteriors, whose last layer does not see its own u is read on another base"
+            "only a flow on binary data, without posteriors, whose last layer does not see its own u can be rebased"
         )
     if not flow.layers[-1].transform.is_xor:
         raise ModelError(
@@ -50,14 +50,16 @@ def with_base(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
             "its last layer does not flip by u = 1 and keep by u = 0; use Xor or ModularShift there"
         )
     if base.states != flow.states:
-        raise ModelError("a flow is read on a base for the same features and categories, and this one is not")
+        raise ModelError(
+            "a flow is rebased to a base for the same features and categories, and this one is not"
+        )
     if bool((base.logits == 0).any()):
         raise ModelError(
             "on a base with a probability of one half no flip changes anything; choose another base"
         )
     *earlier, last = flow.layers
-    read = Layer(_Rebased(last.conditioner, flow.base, base), last.transform)
-    return LatentFlow([*earlier, read], base)
+    rebased = Layer(_Rebased(last.conditioner, flow.base, base), last.transform)
+    return LatentFlow([*earlier, rebased], base)
 
 
 class _Rebased(Conditioner):
@@ -75,11 +77,11 @@ class _Rebased(Conditioner):
         self.network, self.before, self.after = network, before, after
 
     def config(self) -> dict[str, Any]:
-        raise ModelError("a flow that is read on another base is not kept; keep the flow that it reads")
+        raise ModelError("a rebased flow is not saved; save the flow that it was made from")
 
     def start_at(self, logits: Tensor) -> None:
         del logits
-        raise ModelError("a flow that is read on another base is not trained; train the flow that it reads")
+        raise ModelError("a rebased flow is not trained; train the flow that it was made from")
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
         # in float64, where 1 - f keeps its digits

@@ -1,8 +1,8 @@
 r"""From base to data, exactly, without one network pass for each feature.
 
 A layer's inverse solves :math:`x = t_u(y),\ u = u(x, \text{noise})`, where u_d sees x before d only. With the noise held,
-iterating the whole vector settles at least one more feature of the ordering in each pass, so D + 1 passes always reach the one
-solution, and in practice few do: an iteration ends with a full pass that changes nothing.
+a fixed-point iteration on the whole vector gets at least one more feature of the ordering right in each pass, so it converges
+within D + 1 passes, in practice within few: it ends with a full pass that changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from xorflow.flows.trace import Point
 from xorflow.flows.ways import Absent, Way, by_the_quickest, check
 
 _BLOCK_SIZE = 56
-"""Features settled together: large enough to amortise a block's overhead, small enough to settle in few rounds."""
+"""Features decoded together: large enough to amortise a block's overhead, small enough to converge in few rounds."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class SampleNoise:
 def invert(flow: Stack, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
     """Encoded x from encoded y with the noise held: uniforms (..., L, D), or greedy choices."""
     if flow.is_chain:
-        return _settle(lambda x: _joint_step(flow, x, y, draws, context), y, flow.features)
+        return _fixed_point(lambda x: _joint_step(flow, x, y, draws, context), y, flow.features)
     state = y
     for index in reversed(range(flow.depth)):
-        own = draws if isinstance(draws, str) else draws[..., index : index + 1, :]
-        state = _invert_layer(flow, index, state, own, context)
+        layer_draws = draws if isinstance(draws, str) else draws[..., index : index + 1, :]
+        state = _invert_layer(flow, index, state, layer_draws, context)
     return state
 
 
@@ -78,7 +78,7 @@ def complete(
     def step(guess: Tensor) -> Tensor:
         return torch.where(hold, x, _joint_step(flow, guess, y, draws, context))
 
-    return _settle(step, torch.where(hold, x, y), flow.features)
+    return _fixed_point(step, torch.where(hold, x, y), flow.features)
 
 
 def _invert_layer(flow: Stack, index: int, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
@@ -93,7 +93,7 @@ def _invert_layer(flow: Stack, index: int, y: Tensor, draws: Draws, context: Ten
 
     def go(way: Way, deadline: float) -> Tensor:
         guess = y if way is Way.PASSES else _propose(flow, layer, y, draws, context, way, deadline)
-        return _settle(step, guess, flow.features, deadline)
+        return _fixed_point(step, guess, flow.features, deadline)
 
     return by_the_quickest(layer, y, draws if isinstance(draws, str) else "drawn", go)
 
@@ -103,64 +103,70 @@ def _propose(
 ) -> Tensor:
     """x, right but for rounding, by a conditioner that can be evaluated along its ordering."""
     rows = y.dim() == 2 + (not flow.states.binary)
-    walk = layer.conditioner.incremental(len(y), context, _BLOCK_SIZE) if rows else None
-    if walk is None or (way is Way.LAUNCH and not layer.transform.is_xor):
+    decoder = layer.conditioner.incremental(len(y), context, _BLOCK_SIZE) if rows else None
+    if decoder is None or (way is Way.LAUNCH and not layer.transform.is_xor):
         raise Absent
     order = torch.tensor(layer.conditioner.order, device=y.device)
     feature_dim = -1 if flow.states.binary else -2
     base = y.index_select(feature_dim, order)
     noise = draws if isinstance(draws, str) else draws[..., 0, :].index_select(-1, order)
     if way is Way.LAUNCH:
-        found = walk.at_once(base, torch.full_like(base, 0.5) if isinstance(noise, str) else noise)
-        if found is None:
+        x = decoder.decode(base, torch.full_like(base, 0.5) if isinstance(noise, str) else noise)
+        if x is None:
             raise Absent
     else:
-        found = _walk(flow, layer, walk, order, base, noise, deadline)
-    return torch.empty_like(found).index_copy_(feature_dim, order, found)
+        x = _decode(flow, layer, decoder, order, base, noise, deadline)
+    return torch.empty_like(x).index_copy_(feature_dim, order, x)
 
 
-def _walk(
-    flow: Stack, layer: Layer, walk: Incremental, order: Tensor, base: Tensor, noise: Draws, deadline: float
+def _decode(
+    flow: Stack,
+    layer: Layer,
+    decoder: Incremental,
+    order: Tensor,
+    base: Tensor,
+    noise: Draws,
+    deadline: float,
 ) -> Tensor:
-    """x in the arrangement of the ordering, settled block by block."""
-    found = torch.empty_like(base)
-    for block in walk.blocks:
+    """x in the arrangement of the ordering, decoded block by block."""
+    decoded = torch.empty_like(base)
+    for block in decoder.blocks:
         check(deadline)
         ranks = slice(block.first, block.last)
         features = order[ranks]
-        own = noise if isinstance(noise, str) else noise[..., ranks]
+        block_noise = noise if isinstance(noise, str) else noise[..., ranks]
         x, size = base[:, ranks], block.last - block.first
-        for trial in range(size):  # trial k settles at least the block's first k + 1 features
-            logits = layer.conditioner.shape_logits(walk.logits(block, flow.states.flatten(x)), size)
-            u = choose(layer.choices_of(logits, features), own, layer.transform.choices, flow.dtype)
+        for trial in range(size):  # trial k gets at least the block's first k + 1 features right
+            logits = layer.conditioner.shape_logits(decoder.logits(block, flow.states.flatten(x)), size)
+            u = choose(layer.choices_of(logits, features), block_noise, layer.transform.choices, flow.dtype)
             before, x = x, layer.transform.relaxed_to_data(base[:, ranks], u, features)
-            # a look that a device need not wait for is not taken
+            # a comparison makes the host wait for the device
             if trial + 1 < size and torch.equal(x, before):
                 break
-        walk.settle(block, flow.states.flatten(x))
-        found[:, ranks] = x
-    return found
+        decoder.update(block, flow.states.flatten(x))
+        decoded[:, ranks] = x
+    return decoded
 
 
 def _joint_step(flow: Stack, x: Tensor, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
-    """All layers at once: triangular, hence settling, if they share one ordering."""
+    """All layers at once: triangular, hence convergent, if they share one ordering."""
     trace = flow.run(x, draws=draws, context=context)
     for layer, u in zip(reversed(list(flow.layers)), reversed(trace.us), strict=True):
         y = layer.transform.relaxed_to_data(y, u)
     return y
 
 
-def _settle(
+def _fixed_point(
     step: Callable[[Tensor], Tensor], start: Tensor, features: int, deadline: float = math.inf
 ) -> Tensor:
     x = start
     for _ in range(features + 1):
-        settled = step(x)
-        if torch.equal(settled, x):
+        following = step(x)
+        if torch.equal(following, x):
             return x
         check(deadline)
-        x = settled
-    raise AssertionError("an autoregressive layer settles within D + 1 passes")
+        x = following
+    raise AssertionError("an autoregressive layer converges within D + 1 passes")
 
 
 def _check_closed(layer: Layer, known: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What the deterministic and the stochastic reading share: layers, a base, and the pass from data to base."""
+"""What latent and deterministic flows share: layers, a base, and the pass from data to base."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Stack(nn.Module):
 
         Args:
             x: encoded data.
-            remember: whether it keeps what the first layer finds, so that several passes from here, with the same context,
+            remember: whether it keeps the choices of the first layer, so that several passes from here, with the same context,
                 evaluate its network once.
         """
         return Point(x=x, state=x, known={} if remember else None)
@@ -142,15 +142,15 @@ class Stack(nn.Module):
         beginning = point
         for index in range(first, stop):
             layer = self.layers[index]
-            own = draws if isinstance(draws, str) else draws[..., index - first, :]
+            layer_draws = draws if isinstance(draws, str) else draws[..., index - first, :]
             if proposal == "q":
                 p = None if layer.autoregressive_in_u else layer.generator_choices(point, context)
                 q = layer.posterior_choices(point, context, p)
-                u = choose(q, own, layer.transform.choices, self.dtype)
+                u = choose(q, layer_draws, layer.transform.choices, self.dtype)
                 p = p or layer.generator_choices(point, context, u)
                 posterior.append(q)
             else:
-                p, u = _draw_from_generator(layer, point, own, context, self.dtype)
+                p, u = _draw_from_generator(layer, point, layer_draws, context, self.dtype)
             us.append(u)
             generator.append(p)
             point = Point(point.x, layer.transform.relaxed_to_base(point.state, u), u, index + 1)
@@ -174,25 +174,24 @@ class Stack(nn.Module):
 
     def last_choices(self, point: Point, context: Tensor | None) -> tuple[Choices, Tensor]:
         """The last layer's choice and, for each of its values, the log base probability it leads to (..., D, U)."""
-        nodes = self.last_generator(point, context)
-        return nodes, self.layers[-1].transform.outcomes(self.base.log_table(), point.state)
+        choices = self.last_generator(point, context)
+        return choices, self.layers[-1].transform.outcomes(self.base.log_table(), point.state)
 
 
-def choose(nodes: Choices, draws: Draws, choices: Alphabet, dtype: torch.dtype) -> Tensor:
+def choose(choices: Choices, draws: Draws, alphabet: Alphabet, dtype: torch.dtype) -> Tensor:
     """u by the draws: the most probable value, by inversion of uniforms, or given as integers; without gradient."""
     with torch.no_grad():
         if isinstance(draws, str):
-            return nodes.mode()
-        return nodes.sample(draws) if draws.is_floating_point() else choices.encode(draws, dtype)
+            return choices.mode()
+        return choices.sample(draws) if draws.is_floating_point() else alphabet.encode(draws, dtype)
 
 
 def _draw_from_generator(
     layer: Layer, point: Point, draws: Draws, context: Tensor | None, dtype: torch.dtype
 ) -> tuple[Choices, Tensor]:
-    choices = layer.transform.choices
     if not layer.autoregressive_in_u:
-        nodes = layer.generator_choices(point, context)
-        return nodes, choose(nodes, draws, choices, dtype)
+        choices = layer.generator_choices(point, context)
+        return choices, choose(choices, draws, layer.transform.choices, dtype)
     u = _sequential_choice(layer, point, draws, context, dtype)
     return layer.generator_choices(point, context, u), u
 
@@ -201,19 +200,19 @@ def _draw_from_generator(
 def _sequential_choice(
     layer: Layer, point: Point, draws: Draws, context: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """u of a layer that sees its own u: iterate on the whole vector with the noise held until nothing changes.
+    """u of a layer that sees its own u: a fixed-point iteration on the whole vector, the noise held.
 
-    Pass k settles at least the first k features of the ordering, so D + 1 passes always do; usually far fewer.
+    After pass k at least the first k features of the ordering are right, so D + 1 passes always do; usually far fewer.
     """
-    choices = layer.transform.choices
+    alphabet = layer.transform.choices
     if isinstance(draws, Tensor) and not draws.is_floating_point():
-        return choices.encode(draws, dtype)
+        return alphabet.encode(draws, dtype)
     lead = layer.transform.states.batch_shape(point.state)
-    zero = torch.zeros(*lead, choices.features, dtype=torch.int64, device=point.state.device)
-    u = choices.encode(zero, dtype)
-    for _ in range(choices.features + 1):
-        settled = choose(layer.generator_choices(point, context, u), draws, choices, dtype)
-        if settled.shape == u.shape and torch.equal(settled, u):
+    zero = torch.zeros(*lead, alphabet.features, dtype=torch.int64, device=point.state.device)
+    u = alphabet.encode(zero, dtype)
+    for _ in range(alphabet.features + 1):
+        following = choose(layer.generator_choices(point, context, u), draws, alphabet, dtype)
+        if following.shape == u.shape and torch.equal(following, u):
             return u
-        u = settled
-    raise AssertionError("a strictly autoregressive layer settles within D + 1 passes")
+        u = following
+    raise AssertionError("a strictly autoregressive layer converges within D + 1 passes")

@@ -21,7 +21,7 @@ class Point:
         state: the running state x^(l).
         previous: u^(l), the choice of the layer just applied (`None` before the first).
         layer: how many layers have been applied.
-        known: by layer, the generator's nodes here, kept for other readings of the same layers with the same context; `None`
+        known: by layer, the generator's choices here, kept for other passes of the same layers with the same context; `None`
             keeps nothing.
     """
 
@@ -31,16 +31,16 @@ class Point:
     layer: int = 0
     known: dict[nn.Module, Choices] | None = field(default=None, repr=False, compare=False)
 
-    def inputs(self, own: Tensor | None) -> dict[Source, Tensor]:
+    def inputs(self, u: Tensor | None) -> dict[Source, Tensor]:
         """By source, what a conditioner can ask for here."""
-        found = {Source.X: self.x, Source.STATE: self.state}
+        inputs = {Source.X: self.x, Source.STATE: self.state}
         if self.previous is not None:
-            found[Source.PREVIOUS] = self.previous
+            inputs[Source.PREVIOUS] = self.previous
         else:
-            found[Source.PREVIOUS] = self.x  # the paper's u^(0) := x; posteriors of the first layer use it
-        if own is not None:
-            found[Source.OWN] = own
-        return found
+            inputs[Source.PREVIOUS] = self.x  # the paper's u^(0) := x; posteriors of the first layer use it
+        if u is not None:
+            inputs[Source.OWN] = u
+        return inputs
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Trace:
         end: where it ended.
         choices: the alphabet of u in each layer passed.
         us: the encoded choices, one for each layer passed.
-        generator: p's nodes, one for each layer passed.
-        posterior: q's nodes, if the choices were drawn from q.
+        generator: p's choices, one for each layer passed.
+        posterior: q's choices, if u was drawn from q.
     """
 
     start: Point
@@ -75,17 +75,19 @@ class Trace:
         return integers.to(torch.uint8) if max(c.width for c in self.choices) <= 256 else integers
 
     def log_p(self) -> Tensor:
-        """log p(u_d | parents) of every node, (..., L, D), with graph."""
+        """log p(u_d | parents) of every choice, (..., L, D), with graph."""
         return self._stack(self.generator)
 
     def log_q(self) -> Tensor:
-        """log q(u_d | inputs) of every node, (..., L, D), with graph."""
+        """log q(u_d | inputs) of every choice, (..., L, D), with graph."""
         assert self.posterior is not None, "the choices of this trace were not drawn from the posterior"
         return self._stack(self.posterior)
 
-    def _stack(self, nodes: tuple[Choices, ...]) -> Tensor:
-        return torch.stack(self._broadcast([n.log_prob(u) for n, u in zip(nodes, self.us, strict=True)]), -2)
+    def _stack(self, choices: tuple[Choices, ...]) -> Tensor:
+        return torch.stack(
+            self._broadcast([c.log_prob(u) for c, u in zip(choices, self.us, strict=True)]), -2
+        )
 
     @staticmethod
-    def _broadcast(parts: list[Tensor]) -> list[Tensor]:
-        return list(torch.broadcast_tensors(*parts))
+    def _broadcast(tensors: list[Tensor]) -> list[Tensor]:
+        return list(torch.broadcast_tensors(*tensors))

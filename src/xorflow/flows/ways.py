@@ -1,7 +1,7 @@
 """Which way a layer is inverted: all give the same integers, and the quickest is found while sampling.
 
 How long a way takes depends on the network, its weights, the batch and the device. So for each layer, size of batch and
-reading the first calls try the ways in turn, and later ones take the quickest. A way that takes longer than another did is
+reading the first calls try each way, and later ones take the quickest. A way that takes longer than another did is
 given up on the spot: a trial that loses costs what the call would have taken. On a busy machine a good way may lose, and
 weights change, so after 8, 16, 32, ... calls all are tried once more. No way draws anything, so that seeds mean the same under
 each.
@@ -126,8 +126,8 @@ def only(way: Way | str) -> Iterator[None]:
 
 def chosen(layer: Layer) -> dict[Hashable, Way]:
     """For each size of batch, device, type and reading that has been tried through: the way."""
-    found = {kind: race.quickest() for kind, race in _RACES.get(layer, {}).items()}
-    return {kind: way for kind, way in found.items() if way is not None}
+    quickest = {kind: race.quickest() for kind, race in _RACES.get(layer, {}).items()}
+    return {kind: way for kind, way in quickest.items() if way is not None}
 
 
 def by_the_quickest(layer: Layer, y: Tensor, reading: str, invert: Callable[[Way, float], Tensor]) -> Tensor:
@@ -155,7 +155,7 @@ def by_the_quickest(layer: Layer, y: Tensor, reading: str, invert: Callable[[Way
             _wait(y.device)
         began = clock()
         try:
-            found = invert(way, began + most)
+            x = invert(way, began + most)
         except Absent:
             race.drop(way)
         except GivenUp:
@@ -167,7 +167,7 @@ def by_the_quickest(layer: Layer, y: Tensor, reading: str, invert: Callable[[Way
             if trial:
                 _wait(y.device)
                 race.took(way, clock() - began)
-            return found
+            return x
 
 
 def clock() -> float:

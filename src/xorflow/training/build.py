@@ -123,7 +123,7 @@ def build_flow(options: Options, dataset: Dataset) -> Trainable:
     first, *others = mixture_orders(options.mixture, _image_shape(dataset) is not None)
     flow = _build_one(options, dataset, [first])
     estimator = build_estimator(options.estimator)
-    # where the batch is split, all components count alike
+    # where each learns from a part of the batch, all count alike
     learned = not (isinstance(estimator, MaximumLikelihood) and estimator.split_batch)
     return Mixture(
         [flow, *(_build_another(options, dataset, flow, order) for order in others)], learned=learned
@@ -203,9 +203,9 @@ def _conditioner(
 
 
 def layer_mask(mask: str, index: int) -> tuple[str, bool]:
-    """The mask of a coupling layer, and whether its two parts are exchanged.
+    """The mask of a coupling layer, and whether what is seen and what is transformed are exchanged.
 
-    Of two layers the second exchanges the parts of the first, so that every feature is transformed; the next two have another
+    Of two layers the second exchanges the two of the first, so that every feature is transformed; the next two have another
     random mask. Nested masks go from grid to grid instead.
 
     >>> [layer_mask("random", index) for index in range(3)]
@@ -222,7 +222,7 @@ def _sequence_conditioner(
     shape = _image_shape(dataset)
     if options.reach and shape is None:
         raise ConfigError(
-            "reach is the receptive field of networks on images, and the data have no two-dimensional shape; leave "
+            "reach is of networks that see the pixels around them, and the data have no two-dimensional shape; leave "
             "--reach out"
         )
     shared = shared | {"order": order, "shape": shape, "dropout": options.dropout}
@@ -240,13 +240,13 @@ def skipped_features(dataset: Dataset, share: float) -> list[int]:
         return []
     train = dataset.train
     others = (len(train) - category_totals(train, dataset.categories).max(-1).values) / len(train)
-    found = (others <= share).nonzero().flatten().tolist()
-    if len(found) == dataset.features:
+    features = (others <= share).nonzero().flatten().tolist()
+    if len(features) == dataset.features:
         raise ConfigError(
             f"all {dataset.features} features have their usual value in all but a share of {share:g} of the rows, and at least "
             f"one must take a step; lower --skip below {float(others.max()):.3g}"
         )
-    return found
+    return features
 
 
 def _shared(dataset: Dataset, transform: Transform) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def _shared(dataset: Dataset, transform: Transform) -> dict[str, Any]:
 
 
 def _sees(options: Options, index: int) -> dict[str, str]:
-    """What the generator of a layer looks at."""
+    """What the generator of a layer sees."""
     of_a_chain = {"x": "before"} if index == 0 else {"previous": "up to"}
     sees = of_a_chain if options.variant == "chain" else {"state": "before"}
     return sees | ({"own": "before"} if options.own else {})
@@ -322,9 +322,9 @@ def build_estimator(text: str) -> Estimator:
             known = f"takes {', '.join(allowed)}" if allowed else "takes no options"
             raise ConfigError(f"estimator {name!r} {known}, written as {name}:KEY=VALUE; got {item!r}")
         settings[key] = _literal(value)
-        words = _mismatch(str(parameters[key].annotation), settings[key])
-        if words:
-            raise ConfigError(f"{key} of estimator {name!r} is {words}; got {value!r} in {text!r}")
+        expected = _mismatch(str(parameters[key].annotation), settings[key])
+        if expected:
+            raise ConfigError(f"{key} of estimator {name!r} is {expected}; got {value!r} in {text!r}")
     try:
         return ESTIMATORS[name](**settings)
     except TypeError as error:
@@ -340,9 +340,9 @@ def _mismatch(annotation: str, value: Any) -> str | None:
     }
     if annotation not in kinds:
         return None if isinstance(value, str) else "a name"
-    accepted, words = kinds[annotation]
+    accepted, expected = kinds[annotation]
     wrong = not isinstance(value, accepted) or (isinstance(value, bool) and annotation != "bool")
-    return words if wrong else None
+    return expected if wrong else None
 
 
 def estimator_text(estimator: Estimator) -> str:

@@ -69,14 +69,14 @@ def _pointed_to(root: Path) -> str | None:
 
 def saved_step(run: Path) -> int:
     """The step at which a run would go on."""
-    found = _latest(run)
-    return 0 if found is None else found[0].step
+    latest = _latest(run)
+    return 0 if latest is None else latest[0].step
 
 
 def load_snapshot(run: Path) -> Snapshot | None:
     """The last whole checkpoint of a run, or None if it has none yet."""
-    found = _latest(run)
-    return None if found is None else Snapshot(found[0], load_tensors(found[1], "state"))
+    latest = _latest(run)
+    return None if latest is None else Snapshot(latest[0], load_tensors(latest[1], "state"))
 
 
 def _latest(run: Path) -> tuple[Progress, Path] | None:

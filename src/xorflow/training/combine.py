@@ -28,22 +28,22 @@ from xorflow.training.storage import save_tensors, write_json
 
 def mixture_of(models: Sequence[Trainable]) -> Mixture:
     """All models with equal weights; the components of those that are mixtures share the weight of theirs."""
-    parts: list[LatentFlow] = []
+    components: list[LatentFlow] = []
     weights: list[float] = []
     for model in models:
         if isinstance(model, Mixture):
-            own = model.latent_components()
+            latent = model.latent_components()
             shares = model.log_weights().exp().tolist()
-            if len(own) < len(model):
+            if len(latent) < len(model):
                 raise ModelError("a mixture of mixtures is one of latent flows, and one of these has others")
         else:
-            own, shares = [model], [1.0]
-        parts += own
+            latent, shares = [model], [1.0]
+        components += latent
         weights += [share / len(models) for share in shares]
     total = sum(weights)  # but for rounding, 1
     learned = all(model.learned for model in models if isinstance(model, Mixture))
     shares = [weight / total for weight in weights]
-    return Mixture(parts, shares, learned).to(parts[0].device, parts[0].dtype)
+    return Mixture(components, shares, learned).to(components[0].device, components[0].dtype)
 
 
 def combine_runs(folders: Sequence[Path], out: Path, device: str = "auto") -> dict[str, Any]:
@@ -66,16 +66,16 @@ def combine_runs(folders: Sequence[Path], out: Path, device: str = "auto") -> di
     model = _mixed([run.flow for run in runs])
     prepare_folder(out, resumes=False)  # before the evaluation, which takes long
     options, dataset = runs[0].options, runs[0].data().to(resolve_device(device))
-    parts = report(model, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
+    likelihoods = report(
+        model, dataset, options.evaluation_samples, ("test", "validation"), options.precision
+    )
     result = {
-        **parts,
+        **likelihoods,
         "how": "mixture",
         "runs": [str(folder) for folder in folders],
-        "seeds": [
-            seed for found in results for seed in (found["seeds"] if "how" in found else [found["seed"]])
-        ],
+        "seeds": [seed for one in results for seed in (one["seeds"] if "how" in one else [one["seed"]])],
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "seconds": round(sum(found["seconds"] for found in results), 3),
+        "seconds": round(sum(one["seconds"] for one in results), 3),
         "device": str(model.device),
         "data": dataset.describe(),
     }

@@ -1,4 +1,4 @@
-"""Where in a model the numbers stopped being finite, in words."""
+"""Where in a model the numbers stopped being finite."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _with_layer(name: str) -> str:
     >>> _with_layer("layers.1.conditioner.net.0.weight")
     'layers.1.conditioner.net.0.weight, in layer 2'
     """
-    found = re.match(r"(?:.*?\.)?layers\.(\d+)\.", name)
-    return name if found is None else f"{name}, in layer {int(found[1]) + 1}"
+    match = re.match(r"(?:.*?\.)?layers\.(\d+)\.", name)
+    return name if match is None else f"{name}, in layer {int(match[1]) + 1}"
 
 
 @torch.no_grad()
@@ -53,7 +53,7 @@ def _first_layer_not_finite(flow: LatentFlow | Mixture, data: Split) -> int | No
     batch = data.gather(some, generator=torch.Generator(data.device).manual_seed(0))
     for part in flow if isinstance(flow, Mixture) else [flow]:
         passed = part.run(part.encode(batch.x), draws=GREEDY, context=batch.context)
-        for number, nodes in enumerate(passed.generator, 1):
-            if not bool(nodes.logits.isfinite().all()):
+        for number, choices in enumerate(passed.generator, 1):
+            if not bool(choices.logits.isfinite().all()):
                 return number
     return None

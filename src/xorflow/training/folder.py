@@ -99,7 +99,7 @@ def data_of_run(
 
 
 def difference_of_data(came: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
-    """In a word, what of their data tells two configurations apart."""
+    """What of their data differs between two configurations."""
     key = next((key for key in came if came[key] != kept.get(key)), "format")
     if key == "description" and isinstance(kept.get(key), dict):
         return difference_of_data(came[key], kept[key])

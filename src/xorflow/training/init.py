@@ -53,8 +53,7 @@ def _take_over(module: nn.Module, other: nn.Module, what: str) -> None:
             "posterior and data"
         )
     for name, option in (("rotary", "rotary"), ("skipped", "skip"), ("heads", "heads")):  # of no shape
-        own, before = _settings_of(module, name), _settings_of(other, name)
-        if own != before:
+        if _settings_of(module, name) != _settings_of(other, name):
             raise ConfigError(
                 f"{what} has another --{option} than what is initialised from it: choose the same"
             )
@@ -73,7 +72,7 @@ def _require_same_order(net: Conditioner, before: Conditioner, what: str) -> Non
 
 
 def _settings_of(module: nn.Module, name: str) -> list[Any]:
-    """Of its networks that walk along an ordering."""
+    """Of its networks on sequences."""
     return [part.config().get(name) for part in module.modules() if isinstance(part, SequenceConditioner)]
 
 
@@ -136,10 +135,10 @@ def _start_couplings(flow: LatentFlow, train: Split, posteriors: bool) -> list[_
     # posteriors follow the generator where they correct nothing: flips that nothing asks for would have to be undone
     odds = _odds_of_identity(flow) if posteriors else 8.0 if guided else 5.0
     starts = []
-    for layer, own in zip(flow.layers, taken, strict=True):
+    for layer, features in zip(flow.layers, taken, strict=True):
         logits, at_data = near_identity(layer, odds), _logits_at_data(flow, train, layer)
-        chosen = own if layer.transform.choices.binary else own[:, None]
-        starts.append((torch.where(chosen, at_data.to(logits), logits), own))
+        chosen = features if layer.transform.choices.binary else features[:, None]
+        starts.append((torch.where(chosen, at_data.to(logits), logits), features))
     if flow.base.learned:
         left = ~torch.stack(taken).any(0)
         logs = category_frequencies(train, flow.states.sizes).clamp_min(_LEAST).log()  # finite at the padding

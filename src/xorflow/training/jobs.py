@@ -139,7 +139,7 @@ class _Pool:
         try:
             for job in self._jobs:
                 dataset = None if _is_begun(job) else self._dataset(job.options)
-                self._settle(job, lambda job=job, dataset=dataset: make_run(job, dataset=dataset))
+                self._record(job, lambda job=job, dataset=dataset: make_run(job, dataset=dataset))
         except (Interrupted, KeyboardInterrupt) as stop:
             self._tell_stop()
             raise Interrupted from stop
@@ -158,7 +158,7 @@ class _Pool:
                 done = [child for child in children.values() if child.ended]
                 for child in done:
                     del children[child.job.out]
-                    self._settle(child.job, child.result)
+                    self._record(child.job, child.result)
                 if not done:
                     time.sleep(_POLL_SECONDS)
         except BaseException as error:
@@ -180,7 +180,7 @@ class _Pool:
                 child.kill()
             raise
 
-    def _settle(self, job: Job, result: Callable[[], dict[str, Any]]) -> None:
+    def _record(self, job: Job, result: Callable[[], dict[str, Any]]) -> None:
         """Write down what became of a job."""
         try:
             outcome = Outcome(job, result(), None)
@@ -360,7 +360,7 @@ def _require_unchanged(job: Job) -> None:
             )
 
 
-# ---- words ----
+# ---- messages ----
 
 
 def first_problem(problems: Mapping[str, str]) -> str:

@@ -89,34 +89,35 @@ def orthogonal(matrices: Tensor) -> Tensor:
     Singular values become 0.6 to 1.3, but for those below a five-hundredth of their matrix's norm, which become about 480 times
     as large. On CUDA float32 is rounded to bfloat16.
 
-    >>> found = orthogonal(torch.diag(torch.tensor([3.0, 0.2, -5.0])).unsqueeze(0))
-    >>> bool(((found.diagonal(dim1=1, dim2=2).abs() > 0.6) & (found.diagonal(dim1=1, dim2=2).abs() < 1.3)).all())
+    >>> directions = orthogonal(torch.diag(torch.tensor([3.0, 0.2, -5.0])).unsqueeze(0))
+    >>> sizes = directions.diagonal(dim1=1, dim2=2).abs()
+    >>> bool(((sizes > 0.6) & (sizes < 1.3)).all())
     True
     """
     # rounding only makes a direction that is rough anyway a little rougher
     rounded = devices.captures(matrices.device) and matrices.dtype == torch.float32
-    found = matrices.bfloat16() if rounded else matrices
+    x = matrices.bfloat16() if rounded else matrices
     tall = matrices.shape[1] > matrices.shape[2]
-    found = found.mT if tall else found
-    found = found / found.norm(dim=(1, 2), keepdim=True).clamp(min=_TINY)
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=_TINY)
     first, third, fifth = _COEFFICIENTS
     for _ in range(_ROUNDS):
-        squares = found @ found.mT
-        found = first * found + torch.baddbmm(squares, squares, squares, beta=third, alpha=fifth) @ found
-    return (found.mT if tall else found).to(matrices.dtype)
+        squares = x @ x.mT
+        x = first * x + torch.baddbmm(squares, squares, squares, beta=third, alpha=fifth) @ x
+    return (x.mT if tall else x).to(matrices.dtype)
 
 
 def hidden_matrices(module: nn.Module) -> dict[int, list[Tensor]]:
     """The matrices that Muon is for, within transformers and recurrent networks, by how many lie below one another in one."""
-    found: dict[int, list[Tensor]] = defaultdict(list)
+    matrices: dict[int, list[Tensor]] = defaultdict(list)
     for part in module.modules():
         if isinstance(part, AttentionBlock):
-            found[3].append(part.queries.weight)
-            found[1] += [layer.weight for layer in (part.attended, part.wide, part.narrow)]
+            matrices[3].append(part.queries.weight)
+            matrices[1] += [layer.weight for layer in (part.attended, part.wide, part.narrow)]
         elif isinstance(part, nn.RNNBase) and part.mode in _GATES:
             stacks = [p for name, p in part.named_parameters() if name.startswith(("weight_ih", "weight_hh"))]
-            found[_GATES[part.mode]] += stacks
-    return found
+            matrices[_GATES[part.mode]] += stacks
+    return matrices
 
 
 _GATES = {"GRU": 3, "LSTM": 4}

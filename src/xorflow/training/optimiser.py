@@ -15,7 +15,7 @@ from xorflow.training.options import Options
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """Adam and AdamW with one launch for each parameter, which fills the device; its state is that of torch's own.
+    """Adam and AdamW with one kernel launch for each parameter, which fills the device; its state is that of torch's own.
 
     PyTorch's fused Adam cuts all parameters into pieces of 65,536 numbers, one for each multiprocessor: a network of a million
     weights then leaves most of a large GPU idle, and the optimiser takes longer than the passes.
@@ -98,13 +98,15 @@ def _make(
 def _muon(module: nn.Module, groups: list[dict[str, Any]], options: Options, device: torch.device) -> Muon:
     """Hidden matrices leave their groups for those of their own."""
     matrices = {
-        parts: [p for p in found if p.requires_grad] for parts, found in hidden_matrices(module).items()
+        parts: [p for p in weights if p.requires_grad] for parts, weights in hidden_matrices(module).items()
     }
-    taken = {id(p) for found in matrices.values() for p in found}
+    taken = {id(p) for weights in matrices.values() for p in weights}
     others = [group | {"params": [p for p in group["params"] if id(p) not in taken]} for group in groups]
-    own = [{"params": p, "weight_decay": options.weight_decay, "parts": n} for n, p in matrices.items()]
-    found = [group for group in (*own, *others) if group["params"]]
-    return Muon(found, lr=_rate(options, device), fused=_fused(options), capturable=devices.captures(device))
+    of_matrices = [
+        {"params": p, "weight_decay": options.weight_decay, "parts": n} for n, p in matrices.items()
+    ]
+    kept = [group for group in (*of_matrices, *others) if group["params"]]
+    return Muon(kept, lr=_rate(options, device), fused=_fused(options), capturable=devices.captures(device))
 
 
 def _rate(options: Options, device: torch.device) -> float | Tensor:

@@ -41,8 +41,7 @@ class Options:
         rotary: a transformer's attention sees how far away things are.
         skip: a transformer or a recurrent network takes no step for features that have another value than their usual one in at
             most this share of rows (0: it takes all).
-        reach: the receptive field of those two: how many rows and columns around a pixel they see directly; by default 2 for
-            images.
+        reach: how many rows and columns around a pixel those two see directly; by default 2 for images.
         order: `natural`, `reversed`, `alternating`, `random`, `random:SEED`, of images also `columns`, `columns-reversed`,
             `outward` and `inward`; or one a layer, with commas.
         mixture: `none`; or the orderings, with commas, of several flows that are mixed; or how many orderings.
@@ -76,7 +75,7 @@ class Options:
             `64-true`.
         compile: compile a transformer's blocks on CUDA: a minute at the start, and quicker steps. Elsewhere it does nothing.
         validate_every: epochs between validations.
-        select: the weights kept are best on validation data by `likelihood`, or by that of the deterministic flow, `greedy`.
+        select: the weights kept are best on validation data by `likelihood`, or by that of the `greedy` flow.
         checkpoint_seconds: how often, at least, progress is saved.
         evaluation_samples: S of the importance-sampled bound, where there is no exact likelihood.
         tensorboard: also write TensorBoard event files.
@@ -313,10 +312,10 @@ _KINDS: dict[str, tuple[tuple[type, ...], Callable[[Any], Any], str]] = {
 def _convert(name: str, annotation: str, value: Any, origin: str) -> Any:
     if value is None and "None" in annotation:
         return None
-    accepted, make, words = _KINDS[annotation.removesuffix(" | None")]
+    accepted, make, expected = _KINDS[annotation.removesuffix(" | None")]
     wrong = not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted)
     if wrong or (isinstance(value, list | tuple) and not all(type(item) is int for item in value)):
-        raise ConfigError(f"{origin}: {name} is {words}; got {value!r}")
+        raise ConfigError(f"{origin}: {name} is {expected}; got {value!r}")
     return make(value)
 
 
@@ -341,8 +340,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 def options_of_config(values: Mapping[str, Any], path: Path) -> Options:
     """The options in the content of a `config.json`, whose version must be one that we know."""
     check_version(values, path)
-    own = {name: value for name, value in values.items() if name not in ("version", "model", "data_format")}
-    return from_json(own, str(path))
+    options = {
+        name: value for name, value in values.items() if name not in ("version", "model", "data_format")
+    }
+    return from_json(options, str(path))
 
 
 def check_version(values: Mapping[str, Any], path: Path) -> None:

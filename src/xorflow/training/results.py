@@ -1,4 +1,4 @@
-"""What a finished run reports: latent and deterministic likelihoods, with what each number is."""
+"""What a finished run reports: likelihoods of the latent and the deterministic flow, with what each number is."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def report(
     flow: Trainable,
     dataset: Dataset,
     samples: int,
-    parts: tuple[str, ...],
+    names: tuple[str, ...],
     precision: str = "auto",
     memory: int | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """For each named part that exists, every likelihood of this flow, in nats.
+    """For each named split that exists, every likelihood of this flow, in nats.
 
     Likelihoods are computed in the type of the weights. A `precision` of `bf16-mixed` rounds the products of passes over the
     training data and of those that say what the layers do, which would take longest. `memory` is about what any pass, or
@@ -70,19 +70,21 @@ def report(
     was_training = flow.training
     flow.eval()
     refit = refitted(flow, dataset.train, precision, memory)
-    found = {
+    splits = {
         name: _report_split(flow, refit, split, samples, precision, memory)
-        for name in parts
+        for name in names
         if (split := dataset.parts.get(name)) is not None
     }
     flow.train(was_training)
-    return found
+    return splits
 
 
 def _report_split(
     flow: Trainable, refit: Flow | Mixture, split: Split, samples: int, precision: str, memory: int | None
 ) -> dict[str, Any]:
-    parts = [part for part in flow if isinstance(part, LatentFlow)] if isinstance(flow, Mixture) else [flow]
+    components = (
+        [part for part in flow if isinstance(part, LatentFlow)] if isinstance(flow, Mixture) else [flow]
+    )
     deterministic = [flow.greedy(), refit]
     if _is_exact(flow):
         best, greedy, refitted_likelihood = evaluate.exact_each([flow, *deterministic], split, memory=memory)
@@ -90,8 +92,8 @@ def _report_split(
         greedy, refitted_likelihood = evaluate.exact_each(deterministic, split, memory=memory)
         best = likelihood(flow, split, samples, memory=memory)
     with bf16_autocast(flow.device, precision):
-        uses = [use for part in parts for use in evaluate.layer_use(part, split, memory=memory)]
-    found = best.summary() | {
+        uses = [use for part in components for use in evaluate.layer_use(part, split, memory=memory)]
+    figures = best.summary() | {
         "greedy_nll": greedy.nll,
         "greedy_stderr": greedy.stderr,
         "refit_nll": refitted_likelihood.nll,
@@ -100,8 +102,8 @@ def _report_split(
         "layers": [dataclasses.asdict(use) for use in uses],
     }
     if isinstance(flow, LatentFlow) and flow.has_posterior:
-        found["elbo_nll"] = evaluate.elbo(flow, split, memory=memory).nll
-    return found
+        figures["elbo_nll"] = evaluate.elbo(flow, split, memory=memory).nll
+    return figures
 
 
 def independent_nll(dataset: Dataset, split: Split) -> float:

@@ -312,10 +312,10 @@ def _initialise(options: Options, flow: Trainable, dataset: Dataset) -> None:
         run = Path(options.init)
         if not run.is_dir():
             raise ConfigError(f"--init names the folder of a finished run, and there is no folder {run}")
-        before, words = open_run(run).latent, f"the run in {run}"
+        before, what = open_run(run).latent, f"the run in {run}"
         if not isinstance(flow, LatentFlow):
             raise ConfigError("--init RUN is for a single flow, and this is a mixture; leave it out")
-        init_from_flow(flow, before, words, keep_base=options.p0 is not None)
+        init_from_flow(flow, before, what, keep_base=options.p0 is not None)
 
 
 def _fresh_flow(options: Options, dataset: Dataset, model: dict | None) -> Trainable:
@@ -351,12 +351,14 @@ def complete_run(trainer: Trainer) -> dict[str, Any]:
 
 def _result(trainer: Trainer) -> dict[str, Any]:
     flow, dataset, options = trainer.flow, trainer.dataset, trainer.options
-    parts = report(flow, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
+    likelihoods = report(flow, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
     reference = dataset.test or dataset.validation
     independent = None if reference is None else independent_nll(dataset, reference)
-    worse = worse_than_independent(parts.get("test" if dataset.test else "validation"), independent, options)
+    worse = worse_than_independent(
+        likelihoods.get("test" if dataset.test else "validation"), independent, options
+    )
     return {
-        **parts,
+        **likelihoods,
         "independent_nll": independent,
         **({} if worse is None else {"warning": worse}),
         "seed": options.seed,

@@ -107,18 +107,18 @@ def _conditioner_to_spec(conditioner: Conditioner, shared: _Shared) -> dict[str,
         return _part_to_spec(conditioner)
     same = [index for index, other in enumerate(shared) if other.net is conditioner.net]
     shared.append(conditioner)
-    own = _part_to_spec(conditioner)
-    return {"name": REORDERED, "of": same[0], "order": own["order"]} if same else own
+    spec = _part_to_spec(conditioner)
+    return {"name": REORDERED, "of": same[0], "order": spec["order"]} if same else spec
 
 
 def _conditioner_from_spec(
     spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]], shared: _Shared
 ) -> Conditioner:
     again = spec["name"] == REORDERED
-    found = shared[spec["of"]].reordered(spec["order"]) if again else _part_from_spec(spec, parts)
-    if isinstance(found, SequenceConditioner):
-        shared.append(found)
-    return found
+    conditioner = shared[spec["of"]].reordered(spec["order"]) if again else _part_from_spec(spec, parts)
+    if isinstance(conditioner, SequenceConditioner):
+        shared.append(conditioner)
+    return conditioner
 
 
 def _part_to_spec(part: Conditioner | Transform) -> dict[str, Any]:

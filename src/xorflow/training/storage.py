@@ -101,9 +101,9 @@ def load_tensors(folder: Path, stem: str) -> dict[str, Tensor]:
     index = folder / f"{stem}.safetensors.index.json"
     if not index.exists():
         path = folder / f"{stem}.safetensors"
-        found = _read_shard(path)
+        tensors = _read_shard(path)
         try:
-            return _with_other_names(found, json.loads(_note(path).get(_SAME, "{}")))
+            return _with_other_names(tensors, json.loads(_note(path).get(_SAME, "{}")))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 f"weights are damaged: {path} names tensors that are not there ({error}); restore it or train again"
@@ -123,13 +123,13 @@ def load_tensors(folder: Path, stem: str) -> dict[str, Tensor]:
 def _other_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """For each name but the first of a tensor that has several, its first one."""
     first: dict[tuple[Any, ...], str] = {}
-    found: dict[str, str] = {}
+    others: dict[str, str] = {}
     for name, t in tensors.items():
         # an empty tensor lies nowhere
         place = (name,) if t.numel() == 0 else (t.device, t.data_ptr(), t.dtype, t.shape, t.stride())
         if first.setdefault(place, name) != name:
-            found[name] = first[place]
-    return found
+            others[name] = first[place]
+    return others
 
 
 def _with_other_names(tensors: dict[str, Tensor], same: Mapping[str, str]) -> dict[str, Tensor]:
@@ -177,14 +177,14 @@ def _pieces(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     if tensor.numel() * tensor.element_size() <= SHARD_BYTES:
         return [(name, tensor.clone(memory_format=torch.contiguous_format))]
     # cut flat: a single row may be larger than a shard
-    parts = tensor.flatten().split(SHARD_BYTES // tensor.element_size())
-    return [(f"{name}#{i:04d}", part.clone()) for i, part in enumerate(parts)]
+    cut = tensor.flatten().split(SHARD_BYTES // tensor.element_size())
+    return [(f"{name}#{i:04d}", piece.clone()) for i, piece in enumerate(cut)]
 
 
 def _join(pieces: Mapping[str, Tensor], shapes: Mapping[str, list[int]]) -> dict[str, Tensor]:
-    parts: dict[str, list[Tensor]] = {name: [] for name in shapes}
+    of_tensor: dict[str, list[Tensor]] = {name: [] for name in shapes}
     for name in sorted(pieces):  # the numbers of a tensor's pieces have the same width
-        parts[name.partition("#")[0]].append(pieces[name])
+        of_tensor[name.partition("#")[0]].append(pieces[name])
     return {
-        name: torch.cat([t.flatten() for t in found]).reshape(shapes[name]) for name, found in parts.items()
+        name: torch.cat([t.flatten() for t in cut]).reshape(shapes[name]) for name, cut in of_tensor.items()
     }

@@ -40,8 +40,8 @@ def read_table(path: Path) -> dict[str, Options] | None:
             name = _checked_name(entry.get("name"), table)
             where = f"run {name!r}"
             table[name] = Options()
-            own = {key: value for key, value in entry.items() if key != "name"}
-            table[name] = from_mapping(values | own, "its options")
+            options = {key: value for key, value in entry.items() if key != "name"}
+            table[name] = from_mapping(values | options, "its options")
         except ConfigError as error:
             problems[where] = str(error)
     if problems:
@@ -86,8 +86,8 @@ def plan(
 
 def summarise(root: Path, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """What `summary.json` holds: a row for each job, and for each name the mean and the spread over its seeds."""
-    found = {outcome.job.out: outcome for outcome in outcomes}
-    rows = [_row(root, job, found.get(job.out)) for job in jobs]
+    of_job = {outcome.job.out: outcome for outcome in outcomes}
+    rows = [_row(root, job, of_job.get(job.out)) for job in jobs]
     names = dict.fromkeys(row["name"] for row in rows)
     groups = [_group(name, [row for row in rows if row["name"] == name]) for name in names]
     return {"version": SUMMARY_VERSION, "runs": rows, "groups": groups}

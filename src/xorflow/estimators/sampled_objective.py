@@ -1,4 +1,4 @@
-"""An objective taken apart: what has a gradient of its own, and what weighs which scores."""
+"""The objective of samples: what has a gradient of its own, and what weighs which scores."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Terms:
+class SampledObjective:
     """The objective of S samples of a batch.
 
     Attributes:
         value: the objective itself, (S, B), without gradient.
         direct: what carries a gradient that needs no score, (S, B).
-        signal: the parts of the objective by feature, (S, B, T, D), without gradient.
+        signal: the terms of the objective by feature, (S, B, T, D), without gradient.
         log_prob: the log-probabilities of the choices, (S, B, L', D), with graph.
     """
 

@@ -22,8 +22,8 @@ def end_rewards(flow: LatentFlow, point: Point, context: Tensor | None) -> Tenso
     """The log base probabilities (..., D) at the end of a pass, or expected of the last layer if the pass ends before it."""
     if point.layer == flow.depth:
         return flow.base.log_prob(point.state)
-    nodes, outcomes = flow.last_choices(point, context)
-    return nodes.expectation(outcomes)
+    choices, outcomes = flow.last_choices(point, context)
+    return choices.expectation(outcomes)
 
 
 def descendant_sums(flow: LatentFlow, layers: int) -> nn.ModuleList:
@@ -33,15 +33,15 @@ def descendant_sums(flow: LatentFlow, layers: int) -> nn.ModuleList:
     return sums.to(flow.device)
 
 
-def pushed(mean: Tensor, direction: Tensor, nodes: Choices) -> Tensor:
+def pushed(mean: Tensor, direction: Tensor, choices: Choices) -> Tensor:
     r"""How probabilities `mean` move with their logits in a direction: :math:`\mathrm{diag}(\pi) v - \pi \pi^\top v`."""
-    if isinstance(nodes, BinaryChoices):
+    if isinstance(choices, BinaryChoices):
         return mean * (1 - mean) * direction
     return mean * (direction - (mean * direction).sum(-1, keepdim=True))
 
 
 def frozen_choices(layer: Layer, point: Point, context: Tensor | None) -> Choices:
-    """The generator's nodes, through which a gradient reaches what the network sees, but not its weights."""
+    """The generator's choices, through which a gradient reaches what the network sees, but not its weights."""
     network = layer.conditioner
     weights = {
         f"{place}.{name}" if place else name: parameter.detach()
