@@ -20,7 +20,7 @@ _TRIALS = 6
 
 
 def _noise(flow: xf.LatentFlow, batch: int) -> SampleNoise:
-    return SampleNoise.draw(flow, torch.Size([batch]), torch.Generator(flow.device).manual_seed(0))
+    return SampleNoise.draw(flow, batch, torch.Generator(flow.device).manual_seed(0))
 
 
 def _sampling(flow: xf.LatentFlow, batch: int, rounds: int) -> tuple[float, float, str]:
@@ -82,7 +82,7 @@ def _by_steps(id: str, recipe: str, batch: int, device: torch.device, *, at_most
     @torch.inference_mode()
     def one_pass_each() -> None:
         for part, _, x in made:
-            part.layers[0].conditioner({Source.STATE: part.encode(x)})
+            part.layers[0].conditioner({Source.STATE: x})
 
     times = alternate({"ours": sample, "pass": one_pass_each}, device, rounds=3, warm_up=0)
     different = sum(int((x != recomputed(part, noise, x)).sum()) for part, noise, x in made)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,8 +16,7 @@ from models import bare_steps, mnist_intensities, mnist_trainer
 from references import PLAIN, ZUKO, plain_training_step, zuko_flow, zuko_training_step
 from timing import Figure, alternate, faster_than, seconds, within
 from xorflow.conditioners import Source
-from xorflow.training import Options, train_run
-from xorflow.training.engine import choose_engine
+from xorflow.training import Options, create_run, finish_run
 
 
 @measure("cpu", "made-forward-backward")
@@ -61,11 +59,9 @@ def training_step_cpu(setup: Setup) -> list[Figure]:
     found = []
     for batch in (128, 256):
         trainer = mnist_trainer(device, batch_size=batch, epochs=1)
-        engine, _ = choose_engine(trainer.machinery, 0)
-        engine.begin_epoch(torch.randperm(len(trainer.dataset.train)), 0)
         grey = trainer.dataset.train.values
         actions: dict[str, Callable[[], object]] = {
-            "ours": lambda e=engine: e.advance(0, 0, 1),
+            "ours": bare_steps(trainer, 1),
             "plain": plain_training_step(xf.MADE(784, hidden=(1024,)), grey, batch),
         }
         theirs = zuko_flow(784, 1024, device) if batch == 128 else None
@@ -86,9 +82,7 @@ def _rounded_step_cpu(device: torch.device) -> Figure:
     actions = {}
     for precision in ("auto", "bf16-mixed"):
         trainer = mnist_trainer(device, batch_size=128, epochs=1, precision=precision)
-        engine, _ = choose_engine(trainer.machinery, 0)
-        engine.begin_epoch(torch.randperm(len(trainer.dataset.train)), 0)
-        actions[precision] = functools.partial(engine.advance, 0, 0, 1)
+        actions[precision] = bare_steps(trainer, 1)
     times = _step_times(actions, device, count=10)
     note = "an option; where a CPU has no instructions for bfloat16 it is slower"
     ours, theirs = times["bf16-mixed"], times["auto"]
@@ -98,10 +92,8 @@ def _rounded_step_cpu(device: torch.device) -> Figure:
 def _small_step_cpu(device: torch.device) -> Figure:
     """A network so small that there is nothing to gain: what the trainer itself costs."""
     trainer = mnist_trainer(device, batch_size=32, epochs=1, hidden=[64])
-    engine, _ = choose_engine(trainer.machinery, 0)
-    engine.begin_epoch(torch.randperm(len(trainer.dataset.train)), 0)
     plain = plain_training_step(xf.MADE(784, hidden=(64,)), trainer.dataset.train.values, 32)
-    actions = {"ours": lambda: engine.advance(0, 0, 1), "plain": plain}
+    actions = {"ours": bare_steps(trainer, 1), "plain": plain}
     times = _step_times(actions, device, count=50)
     return faster_than(
         "training-step-cpu-small", times["ours"], PLAIN, times["plain"], note="64 units, batch 32"
@@ -139,16 +131,15 @@ def training_step_gpu(setup: Setup) -> list[Figure]:
     """The trainer's own loop, the bare captured loop and the plain eager loop, turn by turn; batch 256."""
     device = setup.device
     trainer, bare = (mnist_trainer(device, batch_size=256, epochs=40, validate_every=40) for _ in range(2))
-    trainer.start_clock()
-    engine, _ = choose_engine(trainer.machinery, 0)
+    captured = trainer.captured_steps()
     steps = bare.steps_per_epoch
 
     def trainer_epoch() -> None:
-        trainer.train_epoch(engine)
+        trainer.train_epoch(captured)
         trainer.end_epoch()
 
     step = plain_training_step(xf.MADE(784, hidden=(1024,)), bare.dataset.train.values, 256)
-    actions = {"trainer": trainer_epoch, "bare": bare_steps(bare.machinery), "plain": _repeated(step, 20)}
+    actions = {"trainer": trainer_epoch, "bare": bare_steps(bare), "plain": _repeated(step, 20)}
     theirs = zuko_flow(784, 1024, device)
     if theirs is not None:
         actions["zuko"] = _repeated(zuko_training_step(theirs, bare.dataset.train.values, 256), 20)
@@ -197,7 +188,7 @@ def hundred_epochs(setup: Setup) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         options = Options(epochs=100, batch_size=256, device=str(device), checkpoint_seconds=0.5)
         watch = _SavedSteps(Path(folder) / "run")
-        spent = seconds(lambda: train_run(options, watch.run, watch), device)
+        spent = seconds(lambda: finish_run(create_run(options, watch.run, watch)), device)
     assert watch.saved, "a run without checkpoints"
     steps = 100 * (50_000 // 256)
     note = (

@@ -17,10 +17,11 @@ from xorflow.training import (
     build_data,
     build_estimator,
     build_flow,
+    create_run,
+    finish_run,
     init_from_data,
-    train_run,
+    tf32_matmul,
 )
-from xorflow.training.engine import Machinery, choose_engine
 
 
 def mnist_trainer(device: torch.device, dataset: xf.data.Dataset | None = None, **options: object) -> Trainer:
@@ -33,17 +34,22 @@ def mnist_trainer(device: torch.device, dataset: xf.data.Dataset | None = None, 
     return Trainer(flow, build_estimator(chosen.estimator), dataset, chosen)
 
 
-def bare_steps(work: Machinery, count: int | None = None) -> Callable[[], None]:
-    """The steps of an epoch, or `count` of them, as an engine makes them without the trainer around it."""
-    engine, _ = choose_engine(work, 0)
-    wanted = count or len(work.train) // work.batch_size
-    order = torch.randperm(len(work.train)).to(work.device)
+def bare_steps(trainer: Trainer, count: int | None = None) -> Callable[[], None]:
+    """The steps of an epoch, or `count` of them, without the loop around them; captured, where that is possible."""
+    captured, wanted = trainer.captured_steps(), count or trainer.steps_per_epoch
+    order = torch.randperm(trainer.rows).to(trainer.device)
+    batches = order.split(trainer.batch_size)
 
     def act() -> None:
-        engine.begin_epoch(order, 0)
+        if captured is None:
+            with tf32_matmul(trainer.rounds_products):
+                for number in range(wanted):
+                    trainer.make_step(batches[number], number)
+            return
+        captured.begin_epoch(order, 0)
         made = 0
         while made < wanted:
-            made += engine.advance(made, made, wanted - made)
+            made += captured.advance(wanted - made)
 
     return act
 
@@ -54,7 +60,7 @@ def train_flow(device: torch.device, **options: object) -> xf.LatentFlow:
     chosen = Options(epochs=epochs, batch_size=batch, device=str(device)).replace(**options)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        train_run(chosen, out)
+        finish_run(create_run(chosen, out))
         return xf.load(out, device=str(device))
 
 

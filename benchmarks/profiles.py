@@ -23,11 +23,11 @@ def write_profile(path: Path, flow: xf.LatentFlow, device: torch.device) -> None
     """Profile training, sampling and the bound: depth 1, width 1024."""
     on_cuda = device.type == "cuda"
     batch, samples, images = (256, 1024, 2000) if on_cuda else (128, 64, 100)
-    noise = SampleNoise.draw(flow, torch.Size([samples]), torch.Generator(device).manual_seed(0))
+    noise = SampleNoise.draw(flow, samples, torch.Generator(device).manual_seed(0))
     test = mnist_test(device).subset(images)
     trainer = mnist_trainer(device, batch_size=batch, epochs=4)
     parts = {
-        f"24 training steps, batch {batch}": bare_steps(trainer.machinery, 24),
+        f"24 training steps, batch {batch}": bare_steps(trainer, 24),
         f"{samples} samples": lambda: flow.sample_with(noise),
         f"the 1,000-sample bound of {images} images": lambda: evaluate.importance(
             flow, test, samples=1000, sum_last=False

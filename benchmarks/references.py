@@ -12,7 +12,7 @@ from torch.nn.functional import linear, logsigmoid
 import xorflow as xf
 from xorflow.conditioners import MaskedLinear, Source
 from xorflow.flows import SampleNoise
-from xorflow.flows.ways import only
+from xorflow.flows.sampling import by_decoding, by_passes
 
 PLAIN = "plain eager PyTorch loop"
 ONE_DRAW = "plain eager PyTorch, one draw at a time"
@@ -85,20 +85,25 @@ def plain_bound(flow: xf.LatentFlow, x: Tensor, draws: int, batch_size: int = 10
 
 def sample_by(way: str, flow: xf.LatentFlow, noise: SampleNoise) -> Tensor:
     """Our own sampler, kept to one of `WAYS`."""
-    with only(way):
-        return flow.sample_with(noise)
+    state = flow.base.sample(noise.base)
+    with torch.no_grad():
+        for index in reversed(range(flow.depth)):
+            layer, draws = flow.layers[index], noise.layers[:, index]
+            guess = by_decoding(layer, state, draws, None) if way == "blocks" else None
+            state = by_passes(layer, state, draws, None, guess)
+    return state.long()
 
 
 def sequential_sample(flow: xf.LatentFlow, noise: SampleNoise) -> Tensor:
     """Ancestral sampling at depth 1 with one pass of the network for each feature."""
     network, order = flow.layers[0].conditioner, flow.layers[0].conditioner.order
     with torch.inference_mode():
-        y = flow.encode(flow.base.sample(noise.base))
+        y = flow.base.sample(noise.base)
         x = torch.zeros_like(y)
         for d in order:
             logit = network({Source.STATE: x})[:, d]
             u = (noise.layers[:, 0, d] > torch.sigmoid(-logit)).to(y.dtype)
-            x[:, d] = y[:, d] + u - 2 * y[:, d] * u
+            x[:, d] = y[:, d] ^ u
     return x.long()
 
 
@@ -106,7 +111,7 @@ def recomputed(flow: xf.LatentFlow, noise: SampleNoise, x: Tensor) -> Tensor:
     """What `sequential_sample` gives wherever it agrees with the samples x on all features before; in one pass, at depth 1."""
     with torch.inference_mode():
         y = flow.base.sample(noise.base)
-        logits = flow.layers[0].conditioner({Source.STATE: flow.encode(x)})
+        logits = flow.layers[0].conditioner({Source.STATE: x})
         u = noise.layers[:, 0] > torch.sigmoid(-logits)
     return (y.long() + u) % 2
 

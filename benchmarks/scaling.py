@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from models import new_flow
+from models import bare_steps, new_flow
 from timing import alternate
 from xorflow import evaluate
 from xorflow.data import Dataset, Split
 from xorflow.estimators import MaximumLikelihood
 from xorflow.training import Options, Trainer
-from xorflow.training.engine import choose_engine
 
 
 @dataclass(frozen=True)
@@ -100,16 +99,7 @@ def _training(device: torch.device, *, D: int, L: int, B: int) -> Action:
     # so many epochs only for the tables of learning rates to be long enough
     options = Options(layers=None, epochs=100, batch_size=B, device=str(device))
     trainer = Trainer(new_flow(D, L, device), MaximumLikelihood(samples=2), dataset, options)
-    engine, _ = choose_engine(trainer.machinery, 0)
-    order = torch.arange(len(values), device=device)
-
-    def steps() -> None:
-        engine.begin_epoch(order, 0)
-        made = 0
-        while made < launch:
-            made += engine.advance(made, made, launch - made)
-
-    return steps, launch
+    return bare_steps(trainer, launch), launch
 
 
 def _sampling(device: torch.device, *, D: int, L: int, B: int) -> Action:

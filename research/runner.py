@@ -28,9 +28,9 @@ from xorflow.training import (
     Options,
     Outcome,
     build_data,
+    create_run,
     open_run,
     out_of_memory_as_error,
-    prepare_run,
     read_config,
     resolve_device,
     run_jobs,
@@ -155,7 +155,7 @@ class Runner:
             if flow is not None:
                 options = options.without_model()
                 if not folder.exists():
-                    prepare_run(flow, options, dataset, folder)
+                    create_run(options, folder, model=flow, dataset=dataset)
         return Job(options, folder, f"{name.row.id}.{name.variant}.{name.phase}")
 
     def _weights(self, start: RunName, name: RunName) -> Path:

@@ -1,6 +1,7 @@
 """References by brute force: every x, every u, plain sums."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 import zoo
+from xorflow._states import Alphabet
 from xorflow.conditioners import MADE, Conditioner
 from xorflow.flows import Flow, LatentFlow, Point, SampleNoise
 from xorflow.flows.choices import Choices
@@ -64,11 +66,11 @@ def joint(flow: LatentFlow) -> Joint:
     """Sum nothing out: the choices' log-probabilities from `run`, the states and rewards on integers."""
     x, u = all_states(flow.states.sizes), all_choices(flow)
     context = zoo.context(flow)
-    trace = flow.run(flow.encode(x), draws=u[:, None], context=context)
+    trace = flow.run(x, draws=u[:, None], context=context)
     y = x.expand(len(u), -1, -1)
     for index, layer in enumerate(flow.layers):
         y = layer.transform.to_base(y, u[:, None, index].expand_as(y))
-    assert torch.equal(flow.states.decode(trace.end.state), y)
+    assert torch.equal(trace.end.state, y)
     log_p_u = trace.log_p().sum((-1, -2)).expand(len(u), len(x))
     return Joint(x, u, log_p_u, base_table_lookup(flow, y), y)
 
@@ -82,7 +84,13 @@ def enumerated(name: str) -> Joint:
 
 def base_table_lookup(flow: LatentFlow | Flow, y: Tensor) -> Tensor:
     """log p_d(y_d) for integers y (..., D)."""
-    return flow.base.log_table()[torch.arange(flow.features), y]
+    tables = [flow.base.log_probs_of(d) for d in range(flow.features)]
+    return torch.stack([table[y[..., d].long()] for d, table in enumerate(tables)], -1)
+
+
+def probabilities(choices: Choices) -> Tensor:
+    """Of each value of each feature, (..., D, U), zero where a feature has fewer values."""
+    return padded([log_probs.exp() for log_probs in choices.log_probs()], choices.alphabet)
 
 
 def gradient(value: Tensor, parameters: list[Tensor]) -> Tensor:
@@ -100,29 +108,58 @@ def plain_probabilities(net: MADE, x: Tensor) -> np.ndarray:
     """
     order = list(net.order or ())
     visited = x.numpy()[:, order]
-    coded = visited if net.states.binary else np.eye(net.states.width)[visited].reshape(len(x), -1)
-    hidden = coded.astype(np.float64)
+    sizes = np.array(net.states.sizes)[order]
+    bits = visited[:, sizes == 2].astype(np.float64)
+
+    def looked_up(table) -> np.ndarray | float:
+        """The rows of a table that come with the features that are no bits: by size, and then by number."""
+        if table is None:
+            return 0.0
+        others = sorted(
+            (d for d in range(net.features) if net.states.sizes[d] != 2), key=lambda d: net.states.sizes[d]
+        )
+        first, total = 0, 0.0
+        for d in others:
+            total = total + table.weight.detach().numpy()[first + x[:, d].numpy()]
+            first += net.states.sizes[d]
+        return total
+
+    hidden = bits
     linears = [layer for layer in net.net if isinstance(layer, torch.nn.Linear)]
     for index, layer in enumerate(linears):
         hidden = hidden @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
+        hidden = hidden + (looked_up(net.table) if index == 0 else 0.0)
         hidden = np.maximum(hidden, 0) if index < len(linears) - 1 else hidden
     if net.skip is not None:
-        hidden = hidden + coded @ net.skip.weight.detach().numpy().T
-    logits = np.empty((len(x), net.features, net.choices.flat // net.features))
-    logits[:, order] = hidden.reshape(logits.shape)
-    if net.choices.binary:
-        return np.concatenate([1 / (1 + np.exp(logits)), 1 / (1 + np.exp(-logits))], -1)
-    weights = np.exp(logits) * net.choices.valid().numpy()
-    return weights / weights.sum(-1, keepdims=True)
+        hidden = hidden + bits @ net.skip.weight.detach().numpy().T + looked_up(net.skip_table)
+    probabilities = np.zeros((len(x), net.features, max(net.choices.sizes)))
+    first = 0
+    for d in order:
+        size = net.choices.sizes[d]
+        logits = hidden[:, first : first + (1 if size == 2 else size)]
+        first += logits.shape[1]
+        weights = np.exp(np.concatenate([0 * logits, logits], -1) if size == 2 else logits)
+        probabilities[:, d, :size] = weights / weights.sum(-1, keepdims=True)
+    return probabilities
 
 
 def plain_base(flow: LatentFlow) -> np.ndarray:
     """p_d(k), (D, K), in numpy, from the base's parameters."""
     logits = flow.base.logits.detach().numpy().astype(np.float64)
-    if flow.states.binary:
-        return np.stack([1 / (1 + np.exp(logits)), 1 / (1 + np.exp(-logits))], -1)
-    weights = np.exp(logits) * flow.states.valid().numpy()
-    return weights / weights.sum(-1, keepdims=True)
+    table = np.zeros((flow.features, max(flow.categories)))
+    if flow.base.tied:
+        for d, size in enumerate(flow.categories):
+            elsewhere = 1 / (1 + np.exp(-logits[d])) if size > 1 else 0.0
+            table[d, :size] = [1 - elsewhere, *[elsewhere / max(size - 1, 1)] * (size - 1)]
+        return table
+    first = 0
+    for d in sorted(range(flow.features), key=lambda d: (flow.categories[d] != 2, flow.categories[d])):
+        size = flow.categories[d]
+        of_feature = logits[first : first + (1 if size == 2 else size)]
+        first += len(of_feature)
+        weights = np.exp(np.concatenate([0 * of_feature, of_feature]) if size == 2 else of_feature)
+        table[d, :size] = weights / weights.sum()
+    return table
 
 
 def visiting_order(net: Conditioner) -> list[int]:
@@ -149,8 +186,7 @@ def _sequential_layer(flow, index: int, y: Tensor, noise: Tensor | None, context
     layer = flow.layers[index]
     x, u = _highest(flow.states, y), _highest(layer.transform.choices, y)
     for d in visiting_order(layer.conditioner):
-        state = flow.encode(x)
-        own = layer.transform.choices.encode(u, flow.dtype)
+        state, own = x.clone(), u.clone()
         choices = layer.generator_choices(Point(state, state, None, index), context, own)
         u[:, d] = _choose(layer, choices, noise)[:, d]
         x[:, d] = layer.transform.to_data(y, u)[:, d]
@@ -176,9 +212,8 @@ def _chain_inputs(flow, x: Tensor, us: list[Tensor], index: int, context: Tensor
     state = x
     for layer, u in zip(list(flow.layers)[:index], us, strict=False):
         state = layer.transform.to_base(state, u)
-    coded = [layer.transform.choices.encode(u, flow.dtype) for layer, u in zip(flow.layers, us, strict=True)]
-    previous = coded[index - 1] if index else None
-    return Point(flow.encode(x), flow.encode(state), previous, index), context, coded[index]
+    previous = us[index - 1].clone() if index else None
+    return Point(x.clone(), state, previous, index), context, us[index].clone()
 
 
 def _highest(alphabet, like: Tensor) -> Tensor:
@@ -186,8 +221,17 @@ def _highest(alphabet, like: Tensor) -> Tensor:
 
 
 def _choose(layer, choices: Choices, noise: Tensor | None) -> Tensor:
-    return layer.transform.choices.decode(choices.mode() if noise is None else choices.sample(noise))
+    return (choices.mode() if noise is None else choices.sample(noise)).long()
 
 
 def draw_noise(flow: LatentFlow | Flow, count: int, seed: int = 0) -> SampleNoise:
-    return SampleNoise.draw(flow, torch.Size([count]), torch.Generator().manual_seed(seed))
+    return SampleNoise.draw(flow, count, torch.Generator().manual_seed(seed))
+
+
+def padded(parts: Sequence[Tensor], alphabet: Alphabet, fill: float = 0.0) -> Tensor:
+    """Numbers for each value, by group (..., n, K), as one tensor by feature (..., D, widest); what is no value is `fill`."""
+    lead = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
+    table = parts[0].new_full((*lead, alphabet.features, alphabet.width), fill)
+    for group, part in zip(alphabet.groups, parts, strict=True):
+        table[..., list(group.features), : group.size] = part
+    return table

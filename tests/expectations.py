@@ -46,19 +46,19 @@ def rows(flow: LatentFlow) -> list[tuple[int, float]]:
     return [(count // 3, 1.0), (count - 1, 0.6)]
 
 
-def encoded(flow: LatentFlow, row: int) -> Tensor:
-    return flow.encode(all_states(flow.states.sizes)[row : row + 1])
+def state(flow: LatentFlow, row: int) -> Tensor:
+    return all_states(flow.states.sizes)[row : row + 1]
 
 
 def everything(flow: LatentFlow, row: int, drawn: Drawn, stop: int | None = None) -> Trace:
     """The pass of one state for each value of all choices before `stop`, (T, 1, ...), with graph."""
-    x, draws, context = encoded(flow, row), all_choices(flow, stop)[:, None], zoo.rows_of_context(flow, 1)
+    x, draws, context = state(flow, row), all_choices(flow, stop)[:, None], zoo.rows_of_context(flow, 1)
     return flow.run(x, draws=draws, context=context, proposal=drawn, stop=stop)
 
 
 def per_draw(estimator: Estimator, flow: LatentFlow, row: int, draws: Tensor) -> Tensor:
     """What is maximised, on one state, for each of N draws (N, S, L', D) by itself: (N,), with graph."""
-    x, context = encoded(flow, row), zoo.rows_of_context(flow, 1)
+    x, context = state(flow, row), zoo.rows_of_context(flow, 1)
     estimator.check(flow)
     estimator.prepare(flow)
     return torch.func.vmap(lambda one: -estimator.loss(flow, x, context, one[:, None]).surrogate)(draws)
@@ -111,8 +111,7 @@ def bound(
         trace = everything(flow, row, "p")
         value = (flow.base.log_prob(trace.end.state) / scales).sum(-1)
         for weight, choices in zip(weights, trace.generator, strict=True):
-            log_probs = choices.log_probs()
-            value = value - weight * (log_probs.exp() * log_probs).sum((-1, -2))
+            value = value - weight * sum((p.exp() * p).sum((-1, -2)) for p in choices.log_probs())
         total = total + share * (trace.log_p().sum((-1, -2)).exp() * value).sum()
     return total
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 import xorflow
-from xorflow.training import Interrupted, Options, resume_run, train_run
+from xorflow.training import Interrupted, Options, create_run, finish_run, resume_run
 
 COMMITTED = Path(__file__).parents[1] / "research/results/golden.json"
 TOLERANCE = 1e-5
@@ -137,10 +137,12 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     options = _options(RUNS[name], folder)
     if name == "resume":
         with suppress(Interrupted):
-            train_run(options, out, _StopAt(9))
-        result = resume_run(out, {})
+            finish_run(create_run(options, out, _StopAt(9)))
+        trainer = resume_run(out)
     else:
-        result = train_run(options, out)
+        trainer = create_run(options, out)
+    assert trainer is not None
+    result = finish_run(trainer)
     flow = xorflow.load(out)
     weights = hashlib.sha256()
     for tensor in flow.state_dict().values():

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import zoo
-from enumeration import gradient
-from expectations import encoded, everything, per_draw, rows, trainable
+from enumeration import gradient, probabilities
+from expectations import everything, per_draw, rows, state, trainable
 from xorflow import LatentFlow
 from xorflow.estimators import Estimator
 
@@ -24,7 +24,7 @@ def thresholds(flow: LatentFlow, row: int, layer: int, feature: int) -> Tensor:
     """Everywhere that some distribution function of a choice jumps, over all that it may see."""
     with torch.no_grad():
         choices = everything(flow, row, "p").generator[layer]
-        return choices.log_probs().exp().cumsum(-1)[..., feature, :-1].flatten()
+        return probabilities(choices).cumsum(-1)[..., feature, :-1].flatten()
 
 
 def pieces(cuts: Tensor, mirrored: bool = False) -> Rule:
@@ -90,7 +90,7 @@ def one_by_one(estimator: Estimator, flow: LatentFlow, row: int, draws: Tensor) 
     """As `per_draw`, for steps with decisions that `vmap` cannot make."""
     estimator.check(flow)
     estimator.prepare(flow)
-    x, context = encoded(flow, row), zoo.rows_of_context(flow, 1)
+    x, context = state(flow, row), zoo.rows_of_context(flow, 1)
     return torch.stack([-estimator.loss(flow, x, context, one[:, None]).surrogate for one in draws])
 
 

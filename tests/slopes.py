@@ -12,28 +12,26 @@ def jacobian(net: Conditioner, source: Source, seed: int = 0) -> Tensor:
     inputs = {}
     for s in net.sees:
         alphabet = net.alphabet(s)
-        shape = (4, net.features) if alphabet.binary else (4, net.features, alphabet.width)
-        inputs[s] = torch.rand(shape, generator=generator, dtype=torch.float64)
+        inputs[s] = torch.rand(4, alphabet.flat, generator=generator, dtype=torch.float64)
     context = torch.rand(4, net.context_features, generator=generator, dtype=torch.float64)
     seen = inputs[source].requires_grad_()
-    logits = net(inputs, context if net.context_features else None).reshape(4, net.features, -1)
-    rows = []
-    for d in range(net.features):
-        # absolute values, so that opposite slopes of two categories do not cancel
-        slopes = [
-            torch.autograd.grad(logits[:, d, k].sum(), seen, retain_graph=True)[0].reshape(
-                4, net.features, -1
-            )
-            for k in range(logits.shape[-1])
-        ]
-        rows.append(torch.stack(slopes).abs().amax((0, 1, 3)))
-    return torch.stack(rows)
+    logits = net(inputs, context if net.context_features else None)
+    # absolute values, so that opposite slopes of two categories do not cancel
+    slopes = [
+        torch.autograd.grad(logit.sum(), seen, retain_graph=True)[0].abs().amax(0) for logit in logits.T
+    ]
+    table = torch.zeros(net.features, net.features, dtype=torch.float64)
+    by_numbers = zip(net.choices.logit_features.tolist(), slopes, strict=True)
+    for d, slope in by_numbers:
+        for e, value in zip(net.alphabet(source).logit_features.tolist(), slope, strict=True):
+            table[d, e] = max(table[d, e], value)
+    return table
 
 
 def allowed(net: Conditioner, dependence: Dependence) -> Tensor:
     """(D, D): may the logits of d depend on the entry e."""
-    place = torch.empty(net.features, dtype=torch.int64)
-    place[list(net.order)] = torch.arange(net.features)
     if dependence is Dependence.ALL:
         return torch.ones(net.features, net.features, dtype=torch.bool)
+    place = torch.empty(net.features, dtype=torch.int64)
+    place[list(net.order)] = torch.arange(net.features)
     return place[None] < place[:, None] + int(dependence is Dependence.UP_TO)

@@ -24,8 +24,8 @@ PUBLIC = {
         SequenceConditioner Source coupling_mask ranks resolve_order
     """,
     "xorflow.flows": """
-        GREEDY BinaryChoices CategoricalChoices Draws Flow FlowDistribution LatentFlow Layer Mixture
-        Choices Point SampleNoise Stack Trace with_base refit_base
+        GREEDY Choices Conditionals Draws Flow Known LatentFlow Layer Mixture Model ModelDistribution
+        Point SampleNoise Stack Steps Trace refit_base with_base
     """,
 }
 

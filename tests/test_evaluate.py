@@ -28,9 +28,11 @@ from xorflow import (
 )
 from xorflow._math import philox_uniforms
 from xorflow._memory import bytes_of_a_draw, rows_at_a_time
+from xorflow._states import Layout
 from xorflow.conditioners import Conditioner, Source
 from xorflow.data import Split
 from xorflow.evaluate import _IMPORTANCE_STREAM, _log_weights
+from xorflow.flows.likelihood import outcomes
 
 SMALL = ["D2", "K3 posterior", "D3 posterior", "D2 depth 3", "D3 depth 2 posterior", "chain posterior",
          "coupling D2", "K 3, 1, 2 own", "D2 depth 2 context", "affine K3 posterior"]  # fmt: skip
@@ -46,10 +48,10 @@ def all_weights(flow: LatentFlow, proposal: str, stop: int) -> tuple[Tensor, Ten
     context = zoo.context(flow)
     draws = u[:, None].expand(-1, len(x), -1, -1)
     with torch.no_grad():
-        weights = _log_weights(flow, flow.encode(x), context, draws, stop, proposal)
+        weights = _log_weights(flow, x, context, draws, stop, proposal)
         if stop == 0:
             return torch.zeros_like(weights), weights
-        trace = flow.run(flow.encode(x), draws=draws, context=context, stop=stop, proposal=proposal)
+        trace = flow.run(x, draws=draws, context=context, stop=stop, proposal=proposal)
         chosen = trace.log_q() if proposal == "q" else trace.log_p()
     return chosen.sum((-1, -2)).expand_as(weights), weights
 
@@ -108,8 +110,11 @@ class ExactPosterior(Conditioner):
     def forward(self, inputs, context=None):
         net, transform, base = self.parts
         logits = net({Source.STATE: inputs[Source.X]}, context)
-        rewards = transform.outcomes(base.log_table(), inputs[Source.X])
-        return logits + (rewards[..., 1] - rewards[..., 0] if net.choices.binary else rewards)
+        rewards = [
+            part[..., 1] - part[..., 0] if part.shape[-1] == 2 else part
+            for part in outcomes(transform, base, inputs[Source.X])
+        ]
+        return logits + Layout(net.choices).packed(rewards)
 
     def start_at(self, logits):
         raise NotImplementedError
@@ -141,7 +146,7 @@ def test_samples_are_those_of_the_stated_noise(name, sum_last):
     uniforms = philox_uniforms(seed, _IMPORTANCE_STREAM, 0, math.prod(size))
     noise = torch.from_numpy(uniforms).reshape(size).double()
     with torch.no_grad():
-        weights = _log_weights(flow, flow.encode(x), context, noise, stop, "p")
+        weights = _log_weights(flow, x, context, noise, stop, "p")
     expected = torch.logsumexp(weights, 0) - math.log(samples)
     of_one = bytes_of_a_draw(flow, stop)
     for memory in (of_one, 3 * of_one, 5 * len(x) * of_one, 2**28):

@@ -1,4 +1,4 @@
-"""Bijections: both directions on integers, and the multilinear form that carries gradients."""
+"""Bijections of integers, in both directions."""
 
 import math
 
@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from enumeration import all_states
 from xorflow import ModelError, ModularAffine, ModularShift, Transform, Xor
 
 SIZES = st.lists(st.integers(1, 7), min_size=1, max_size=4)
@@ -29,7 +28,7 @@ def test_every_choice_is_a_bijection_in_any_integer_type(sizes, kind, dtype):
     transform = kind(sizes)
     x, u = pairs(transform)
     y = transform.to_base(x.to(dtype), u.to(dtype))
-    assert y.dtype == torch.int64
+    assert y.dtype == torch.uint8
     assert bool(((y >= 0) & (y < torch.tensor(sizes))).all())
     assert torch.equal(transform.to_data(y.to(dtype), u.to(dtype)), x)
 
@@ -44,7 +43,8 @@ def test_choice_zero_is_the_identity(sizes, kind):
 @given(st.integers(1, 9))
 def test_all_choices_differ(k):
     for transform in (ModularShift([k]), ModularAffine([k])):
-        maps = {tuple(row) for row in transform.to_base_table[0, : transform.choices.sizes[0], :k].tolist()}
+        u = torch.arange(transform.choices.sizes[0])[:, None, None]
+        maps = {tuple(row) for row in transform.to_base(torch.arange(k)[:, None], u)[..., 0].tolist()}
         units = sum(math.gcd(s, k) == 1 for s in range(1, max(k, 2)))
         expected = k if isinstance(transform, ModularShift) else k * units
         assert transform.choices.sizes == (expected,)
@@ -68,8 +68,8 @@ def test_location_and_scale():
 
 
 def test_chosen_scales():
-    assert ModularAffine([5, 5], scales=(4,)).scales == ((1, 4), (1, 4))
-    assert ModularAffine([8], scales=(11, 3, 1)).scales == ((1, 3),)  # modulo K, each once
+    assert ModularAffine([5, 5], scales=(4,)).scales.tolist() == [[1, 4], [1, 4]]
+    assert ModularAffine([8], scales=(11, 3, 1)).scales.tolist() == [[1, 3]]  # modulo K, each once
     assert ModularAffine([2, 3, 4]).choices.sizes == (2, 6, 8)
 
 
@@ -88,64 +88,82 @@ def test_no_features_are_refused(kind):
 
 
 @given(SIZES, st.sampled_from(KINDS))
-def test_the_multilinear_form_is_exact_on_integers(sizes, kind):
+def test_what_each_choice_reaches(sizes, kind):
     transform = kind(sizes)
-    x, u = pairs(transform)
-    coded, choice = transform.states.encode(x, torch.float64), transform.choices.encode(u, torch.float64)
-    y = transform.relaxed_to_base(coded, choice)
-    assert torch.equal(y, transform.states.encode(transform.to_base(x, u), torch.float64))
-    assert torch.equal(transform.relaxed_to_data(y, choice), coded)
-
-
-@given(SIZES, st.sampled_from(KINDS), st.integers(0, 99))
-def test_the_multilinear_form_is_the_mean_over_random_choices(sizes, kind, seed):
-    """Linear in x and in u: on relaxed values it is the average of what the integers do."""
-    transform = kind(sizes)
-    generator = torch.Generator().manual_seed(seed)
-    p, q = (_simplex(a, generator) for a in (transform.states, transform.choices))  # (D, K), (D, U)
-    found = transform.relaxed_to_base(_relaxed(transform.states, p), _relaxed(transform.choices, q))
-    expected = torch.zeros_like(p)
-    for d in range(len(sizes)):
-        for k in range(transform.states.sizes[d]):
-            for u in range(transform.choices.sizes[d]):
-                place = transform.to_base_table[0 if len(transform.to_base_table) == 1 else d, u, k]
-                expected[d, place] += p[d, k] * q[d, u]
-    torch.testing.assert_close(found, _relaxed(transform.states, expected), rtol=0, atol=1e-12)
-
-
-def _simplex(alphabet, generator: torch.Generator) -> Tensor:
-    scores = torch.randn(alphabet.features, alphabet.width, generator=generator, dtype=torch.float64)
-    return scores.masked_fill(~alphabet.valid(), -torch.inf).softmax(-1)
-
-
-def _relaxed(alphabet, p: Tensor) -> Tensor:
-    return p[:, 1] if alphabet.binary else p
-
-
-def test_xor_has_the_right_slopes():
-    x, u = (t.double().requires_grad_() for t in all_states((2, 2)).T.unsqueeze(-1))
-    y = Xor(1).relaxed_to_base(x, u)
-    dx, du = torch.autograd.grad(y.sum(), [x, u])
-    assert torch.equal(y[:, 0], torch.tensor([0.0, 1.0, 1.0, 0.0]).double())
-    assert torch.equal(dx, 1 - 2 * u)
-    assert torch.equal(du, 1 - 2 * x)
+    x, _ = pairs(transform)
+    for group, reached in zip(transform.choices.groups, transform.reached(x.to(torch.uint8)), strict=True):
+        assert reached.shape == (len(x), len(group.features), group.size)
+        for u in range(group.size):
+            y = transform.to_base(x, torch.full_like(x, u) % torch.tensor(transform.choices.sizes))
+            assert torch.equal(reached[..., u], y[:, list(group.features)].long())
 
 
 @given(SIZES, st.sampled_from(KINDS))
-def test_outcomes_look_each_choice_up(sizes, kind):
+def test_some_features_alone(sizes, kind):
+    """In any order, and one of them twice."""
     transform = kind(sizes)
-    table = torch.randn(len(sizes), transform.states.width, dtype=torch.float64) * transform.states.valid()
-    x, _ = pairs(transform)
-    found = transform.outcomes(table, transform.states.encode(x, torch.float64))
-    for u in range(transform.choices.width):
-        for d, choices in enumerate(transform.choices.sizes):
-            if u < choices:
-                y = transform.to_base(x, torch.full_like(x, u) % torch.tensor(transform.choices.sizes))[:, d]
-                torch.testing.assert_close(found[:, d, u], table[d, y], rtol=0, atol=1e-14)
+    x, u = pairs(transform)
+    features = torch.tensor([*reversed(range(len(sizes))), 0])
+    some = transform.to_base(x[:, features], u[:, features], features)
+    assert torch.equal(some, transform.to_base(x, u)[:, features])
+    assert torch.equal(transform.to_data(some, u[:, features], features), x[:, features])
 
 
 def test_leading_shapes_broadcast():
     for transform in (Xor(2), ModularAffine([2, 3])):
-        x = transform.states.encode(torch.tensor([[1, 0], [0, 1], [1, 1]]), torch.float64)
-        u = transform.choices.encode(torch.ones(7, 1, 2, dtype=torch.int64), torch.float64)
-        assert transform.states.batch_shape(transform.relaxed_to_base(x, u)) == (7, 3)
+        x, u = torch.tensor([[1, 0], [0, 1], [1, 1]]), torch.ones(7, 1, 2, dtype=torch.int64)
+        assert transform.to_base(x, u).shape == transform.to_data(x, u).shape == (7, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(256, torch.uint8), (257, torch.int16), (2**15 + 1, torch.int32)]
+)
+def test_states_are_of_the_smallest_type_that_holds_them(width, dtype):
+    """And arithmetic that leaves its range comes back: 300 - 1 wraps around as the integers do."""
+    shift = ModularShift([width, 3])
+    x, u = torch.tensor([[0, 2], [width - 1, 0]]), torch.tensor([[width - 1, 2], [1, 1]])
+    y = shift.to_base(x.to(dtype), u.to(dtype))
+    assert y.dtype == dtype
+    assert y.tolist() == [[1, 0], [width - 2, 2]]
+    assert torch.equal(shift.to_data(y, u.to(dtype)).long(), x)
+
+
+class Swapped(ModularShift):
+    """A shift, but for one pair of a feature, which is no bijection."""
+
+    def value_to_base(self, x: Tensor, u: Tensor, d: Tensor) -> Tensor:
+        y = super().value_to_base(x, u, d)
+        return torch.where((x == 1) & (u == 1) & (d == 1), 1, y)
+
+
+def test_all_pairs_of_small_spaces_are_tried():
+    with pytest.raises(ModelError, match=r"value_to_data must undo value_to_base.*Swapped"):
+        Swapped([4, 4])
+
+
+class Lost(ModularShift):
+    """Its inverse is that of another choice."""
+
+    def value_to_data(self, y: Tensor, u: Tensor, d: Tensor) -> Tensor:
+        return super().value_to_data(y, u + 1, d)
+
+
+def test_of_wide_spaces_pairs_from_everywhere_are_tried():
+    """Ten thousand categories have a hundred million pairs; building takes no such time, and a wrong inverse shows."""
+    assert ModularShift([10_000] * 3).choices.sizes == (10_000,) * 3
+    with pytest.raises(ModelError, match="Lost"):
+        Lost([10_000] * 3)
+
+
+def test_which_features_u_zero_keeps():
+    class Moved(ModularShift):
+        def value_to_base(self, x: Tensor, u: Tensor, d: Tensor) -> Tensor:
+            return super().value_to_base(x, u + (d == 1), d)
+
+        def value_to_data(self, y: Tensor, u: Tensor, d: Tensor) -> Tensor:
+            return super().value_to_data(y, u + (d == 1), d)
+
+    transform = Moved([2, 3, 4])
+    assert transform.keeps(torch.tensor([True, False, True]))
+    assert not transform.keeps(torch.tensor([False, True, False]))
+    assert not Moved([2, 2]).is_xor

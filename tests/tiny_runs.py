@@ -16,7 +16,7 @@ from torch import Tensor
 
 from xorflow import MADE, FactorisedBase, LatentFlow, Layer
 from xorflow.data import Dataset, Split
-from xorflow.training import Options, Progress
+from xorflow.training import Options, Progress, Trainer, create_run, finish_run, read_result, resume_run
 from xorflow.training.metrics import read_metrics
 from xorflow.training.storage import load_tensors
 
@@ -83,6 +83,30 @@ def tiny_flow(*, context: int = 0, layers: int = 1, seed: int = 0) -> LatentFlow
         torch.manual_seed(seed)
         parts = [Layer(MADE(6, (16,), categories=3, context=context)) for _ in range(layers)]
         return LatentFlow(parts, FactorisedBase(6, categories=3, learned=True))
+
+
+def train_run(options: Options, out: Path, observer: Any = None, **given: Any) -> dict[str, Any]:
+    """The result of a new run."""
+    return finish_run(create_run(options, out, observer, **given))
+
+
+def continue_run(run: Path, changes: dict[str, Any], observer: Any = None) -> dict[str, Any]:
+    """The result of an interrupted run, or a finished one."""
+    trainer = resume_run(run, changes, observer)
+    return read_result(run) if trainer is None else finish_run(trainer)
+
+
+def make_steps(trainer: Trainer, captured: Any, count: int, batch: int = 0) -> None:
+    """The first steps of a run, from a batch of its first epoch on; by the plain path, or captured."""
+    order = trainer.row_order(0).to(trainer.device)
+    if captured is None:
+        for number, rows in enumerate(order.split(trainer.batch_size)[batch : batch + count]):
+            trainer.make_step(rows, number)
+        return
+    captured.begin_epoch(order, batch)
+    made = 0
+    while made < count:
+        made += captured.advance(count - made)
 
 
 class StopAt:

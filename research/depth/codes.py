@@ -203,7 +203,7 @@ def start_from_code(flow: LatentFlow, code: Code) -> None:
     reader = flow.layers[-1].conditioner
     assert isinstance(reader, MADE)
     ones, still = code.written(), (code.ones > 0.5).float()
-    base = flow.base.log_table().exp().to(ones)[:, 1]
+    base = torch.sigmoid(flow.base.logits).to(ones)
     logits = torch.logit(((ones - base) / (1 - 2 * base)).clamp(5e-3, 1 - 5e-3))
     for group in code.groups:
         _read(reader, group, still, logits)

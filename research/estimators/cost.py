@@ -25,8 +25,7 @@ def counted_passes(flow: LatentFlow, rows: int) -> Iterator[dict[str, float]]:
 
     def count(module: Any, inputs: object, output: Tensor) -> None:
         del inputs
-        values = 1 if module.choices.binary else output.shape[-1]  # logits are (..., D), or (..., D, U)
-        share = output.numel() / (flow.features * values) / rows
+        share = output.numel() / module.choices.flat / rows
         passes["forward"] += share
         passes["backward"] += share * output.requires_grad
 

@@ -46,25 +46,24 @@ class Bench:
         self.plain = _without_dropout(flow)
         self.flow = copy.deepcopy(self.plain).double()
         self._draws, self._seed = draws, seed
-        self._batch = self._encoded(self.flow, batch)
-        self._plain_batch = self._encoded(self.plain, batch)
-        self._others = [self._encoded(self.flow, other) for other in others]
+        self._batch = self._of_batch(self.flow, batch)
+        self._plain_batch = self._of_batch(self.plain, batch)
+        self._others = [self._of_batch(self.flow, other) for other in others]
         self._oracles: dict[tuple[Objective, int], Oracle | None] = {}
         self._offset = self._add_offset()
         self.parts, self._slices, self._parameters = self._lay_out()
         size = sum(p.numel() for p in self._parameters)
         self._pixels = slice(size, size + self._offset.numel())
 
-    def _encoded(self, flow: LatentFlow, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    def _of_batch(self, flow: LatentFlow, batch: Batch) -> tuple[Tensor, Tensor | None]:
         context = batch.context if flow.context_features else None
-        x = flow.encode(batch.x.to(flow.device))
+        x = flow.states.integers(batch.x.to(flow.device))
         return x, None if context is None else context.to(flow.device, flow.dtype)
 
     def _add_offset(self) -> Tensor:
         """Zeros that are added to the last layer's logits: their gradient is that of its output biases, in any network."""
         last = self.flow.layers[-1]
-        choices = last.transform.choices
-        shape = (choices.features,) if choices.binary else (choices.features, choices.width)
+        shape = last.transform.choices.flat
         offset = torch.zeros(shape, dtype=torch.float64, device=self.flow.device, requires_grad=True)
 
         def shifted(module: nn.Module, inputs: object, output: Tensor) -> Tensor:

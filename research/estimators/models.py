@@ -20,13 +20,13 @@ from xorflow.data import Dataset
 from xorflow.training import (
     Options,
     Progress,
-    begin_run,
     build_data,
     build_flow,
-    complete_run,
+    create_run,
+    finish_run,
     open_run,
     read_config,
-    reopen_run,
+    resume_run,
     untrained,
 )
 
@@ -131,11 +131,12 @@ class Subject:
             remedy = "remove that folder, or choose another --work"
             require_same(before, self.options.to_json(), f"the run in {self.run} was begun", remedy)
             device = {"device": self.options.device}
-            trainer = reopen_run(self.run, device, keeper, dataset=self.dataset())
+            trainer = resume_run(self.run, device, keeper, dataset=self.dataset())
         else:
-            trainer = begin_run(self.options, self.run, keeper, dataset=self.dataset())
+            trainer = create_run(self.options, self.run, keeper, dataset=self.dataset())
+        assert trainer is not None  # its caller has seen that it is not finished
         keeper.flow = trainer.flow
-        complete_run(trainer)
+        finish_run(trainer)
 
 
 class _Keeper:

@@ -61,7 +61,7 @@ def find_oracle(
     Args:
         objective: whose gradient.
         flow: the model, in float64.
-        x: the encoded batch (B, D).
+        x: the batch (B, D), integers.
         context: (B, C) or None.
         differentiate: takes the gradient of a value.
         average: draws from an estimator.

@@ -81,8 +81,7 @@ def posterior_argmax(flow: LatentFlow, split: Split) -> float:
     """
     total = 0.0
     for batch in split.batches(_BATCH):
-        x = flow.encode(batch.x.to(flow.device))
-        reached = flow.run(x, draws=GREEDY, proposal="q").end.state
+        reached = flow.run(batch.x.to(flow.device), draws=GREEDY, proposal="q").end.state
         total -= float(flow.base.log_prob(reached).double().sum())
     return total / len(split)
 
@@ -95,8 +94,7 @@ def reference(row: Reference, dataset: Dataset) -> dict[str, Any]:
         nll, stderr = independent_nll(dataset, dataset.test), None
     elif row.id == "identity":
         with torch.no_grad():
-            x = base.states.encode(dataset.test.values.cpu(), torch.float64)
-            values = -base.double().log_prob(x).sum(-1)
+            values = -base.double().log_prob(dataset.test.values.cpu()).sum(-1)
         nll, stderr = float(values.mean()), float(values.std()) / len(values) ** 0.5
     else:
         nll, stderr = float(base.double().floor()), None

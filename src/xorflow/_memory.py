@@ -8,16 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from xorflow.errors import ConfigError
-from xorflow.flows import Flow, LatentFlow, Mixture
-from xorflow.flows.stack import GREEDY
+from xorflow.flows import GREEDY, Mixture, Model, Stack
 
 _ROWS, _ROWS_ON_CUDA = 2000, 2**14
 """That pass at once where memory is not limited."""
 
 
-def rows_at_a_time(
-    flow: Flow | LatentFlow | Mixture, memory: int | None, at_most: int | None = None, kept: int = 0
-) -> int:
+def rows_at_a_time(flow: Model, memory: int | None, at_most: int | None = None, kept: int = 0) -> int:
     """How many rows pass at once within `memory` bytes, at most `at_most`; `kept` bytes of each are there beside its pass.
 
     Without either: a number that leaves a CPU's caches room, and on CUDA as many as fill the device, for whose launches fewer
@@ -37,19 +34,20 @@ def rows_at_a_time(
     return max(_ROWS, min(_ROWS_ON_CUDA, 2**31 // (_of_a_row(flow) + kept)))
 
 
-def _of_a_row(flow: Flow | LatentFlow | Mixture) -> int:
+def _of_a_row(flow: Model) -> int:
     return max(bytes_of_a_draw(part, part.depth) for part in _components(flow))
 
 
-def kept_of_a_row(flows: Sequence[Flow | LatentFlow | Mixture]) -> int:
+def kept_of_a_row(flows: Sequence[Model]) -> int:
     """What remembered first layers take beside the pass of one of them: the logits of all others."""
     layers = {part.layers[0] for flow in flows for part in _components(flow)}
     widths = [layer.transform.choices.flat for layer in layers]
     return torch.finfo(flows[0].dtype).bits // 8 * (sum(widths) - max(widths))
 
 
-def _components(flow: Flow | LatentFlow | Mixture) -> list[Flow | LatentFlow]:
-    return list(flow) if isinstance(flow, Mixture) else [flow]
+def _components(model: Model) -> list[Stack]:
+    components = list(model) if isinstance(model, Mixture) else [model]
+    return [component for component in components if isinstance(component, Stack)]
 
 
 def fitting(memory: int, of_one: int, what: str) -> int:
@@ -61,20 +59,20 @@ def fitting(memory: int, of_one: int, what: str) -> int:
     return memory // of_one
 
 
-def bytes_of_a_draw(flow: Flow | LatentFlow, stop: int) -> int:
+def bytes_of_a_draw(flow: Stack, stop: int) -> int:
     """About what the draws of one row take, from noise to weight, where `stop` layers are drawn.
 
     For each number of a row: the noise, and in each layer what it became, logits and probabilities among it, until the trace is
     weighed; measured on traces of depth 1 and 4. And twice the widest output inside a network: what it was made from is there,
-    too. One-hot choices and one-hot states make a table of all pairs.
+    too. Where not all choices are bits, each value has the state that it leads to, an int64, and its log-probabilities.
     """
     number = torch.finfo(flow.dtype).bits // 8
     width = max(layer.transform.choices.flat for layer in flow.layers)
-    pairs = 0 if flow.states.binary else 3 * width * flow.states.width
-    return number * (width * (8 + 13 * max(stop, 1)) + pairs + 2 * _widest_output(flow))
+    values = 0 if flow.states.binary else 6 * max(sum(layer.transform.choices.sizes) for layer in flow.layers)
+    return number * (width * (8 + 13 * max(stop, 1)) + values + 2 * _widest_output(flow))
 
 
-def _widest_output(flow: Flow | LatentFlow) -> int:
+def _widest_output(flow: Stack) -> int:
     """Of all modules inside the networks, for one row."""
     widths = [0]
 
@@ -90,10 +88,7 @@ def _widest_output(flow: Flow | LatentFlow) -> int:
         context = torch.zeros(1, flow.context_features, dtype=flow.dtype, device=flow.device)
         proposal = "q" if flow.has_posterior else "p"
         with torch.no_grad():  # blocks that are compiled where gradients are taken run as they are
-            flow.run(
-                flow.encode(row), draws=GREEDY, context=context if flow.context_features else None,
-                proposal=proposal,
-            )  # fmt: skip
+            flow.run(row, draws=GREEDY, context=context if flow.context_features else None, proposal=proposal)
     finally:
         for hook in hooks:
             hook.remove()

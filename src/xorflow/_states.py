@@ -1,9 +1,12 @@
-"""How integer states are written as floats for the networks.
+"""Product spaces of integers, and how numbers for their values lie side by side.
 
-Two features' worth of convention, used everywhere below the public edge:
+A state is integers (..., D), in the smallest type that holds them; networks embed it themselves. Numbers that belong to the
+values of features are packed, so that one wide feature costs what it has and no other is padded to it: features of equal
+size lie together, group by group. Two such layouts:
 
-* all K_d = 2: a state is a float tensor (..., D) with entries in {0, 1}; relaxed, in [0, 1];
-* otherwise: one-hot, (..., D, K) with K = max K_d; relaxed, a point of the simplex.
+* logits: a log-odds for a feature of two values, and K_d logits otherwise, (..., `flat`). Relaxed states have it too: a bit
+  is one number in [0, 1], a category a point of the simplex;
+* values: a number for each value of each feature, by group (..., n, K).
 
 Shape legend of the whole package: S samples, B batch, L layers, D features, K categories, U values of u.
 """
@@ -11,10 +14,11 @@ Shape legend of the whole package: S samples, B batch, L layers, D features, K c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from torch import Tensor
-from torch.nn.functional import one_hot
+from torch import Tensor, nn
 
 from xorflow.errors import ModelError
 
@@ -22,9 +26,39 @@ NEVER = -1e4
 """A log-probability whose exponential is exactly zero in every float type, and which, unlike -inf, gives 0
 and not nan when it is multiplied by a zero."""
 
+_MOST_SHOWN = 4
+"""Of so many sizes it is shown how many features have each."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The features of one size: which, and where their numbers begin in the layout of logits."""
+
+    size: int
+    features: tuple[int, ...]
+    first: int
+
+    @property
+    def binary(self) -> bool:
+        return self.size == 2
+
+    @property
+    def each(self) -> int:
+        """How many logits a feature has."""
+        return 1 if self.binary else self.size
+
+    @property
+    def flat(self) -> int:
+        """How many logits all of them have."""
+        return self.each * len(self.features)
+
+    @property
+    def logits(self) -> slice:
+        return slice(self.first, self.first + self.flat)
+
 
 class Alphabet:
-    """The sizes K_1..K_D of a product space, and the two-way road between its integers and floats."""
+    """The sizes K_1..K_D of a product space."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(int(k) for k in sizes)
@@ -42,40 +76,129 @@ class Alphabet:
     def __hash__(self) -> int:
         return hash(self.sizes)
 
+    def __str__(self) -> str:
+        if len(self.groups) > _MOST_SHOWN:
+            return f"{self.features} of {min(self.sizes)} to {self.width} categories"
+        groups = sorted(self.groups, key=lambda group: group.size)
+        return ", ".join(f"{len(group.features)} of {group.size}" for group in groups) + " categories"
+
+    def __repr__(self) -> str:
+        return f"Alphabet({self})"
+
     def short(self) -> int | list[int]:
         """The sizes as JSON: one number if all are alike."""
         return self.sizes[0] if len(set(self.sizes)) == 1 else list(self.sizes)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The smallest type that holds the values."""
+        return torch.uint8 if self.width <= 2**8 else torch.int16 if self.width <= 2**15 else torch.int32
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Features by size, in the order in which their numbers lie: bits first."""
+        of_size: dict[int, list[int]] = {}
+        for feature, size in enumerate(self.sizes):
+            of_size.setdefault(size, []).append(feature)
+        groups: list[Group] = []
+        for size in sorted(of_size, key=lambda size: (size != 2, size)):
+            groups.append(Group(size, tuple(of_size[size]), groups[-1].logits.stop if groups else 0))
+        return tuple(groups)
+
+    @property
     def flat(self) -> int:
-        """How many floats a network sees for one state."""
-        return self.features if self.binary else self.features * self.width
+        """How many logits stand for one state."""
+        return self.groups[-1].logits.stop
 
-    def valid(self) -> Tensor:
-        """Which of the (D, K) padded categories exist."""
-        return torch.arange(self.width) < torch.tensor(self.sizes)[:, None]  # (D, K)
+    @cached_property
+    def logit_features(self) -> Tensor:
+        """Whose each logit is, (flat,)."""
+        return torch.cat([torch.tensor(g.features).repeat_interleave(g.each) for g in self.groups])
 
-    def encode(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Integers (..., D) to floats (..., D) or (..., D, K)."""
-        if self.binary:
-            return x.to(dtype)
-        return one_hot(x.long(), self.width).to(dtype)
+    @cached_property
+    def first_logits(self) -> tuple[int, ...]:
+        """Where each feature's logits begin, by feature."""
+        first = {d: g.first + n * g.each for g in self.groups for n, d in enumerate(g.features)}
+        return tuple(first[d] for d in range(self.features))
 
-    def decode(self, state: Tensor) -> Tensor:
-        """Floats back to int64 (..., D)."""
-        return state.long() if self.binary else state.argmax(-1)
+    def positions(self, features: Sequence[int]) -> Tensor:
+        """Where the packed logits of the space of some `features` (see `of`) lie among all."""
+        part = self.of(features)
+        firsts = [(self.first_logits[features[n]], g.each) for g in part.groups for n in g.features]
+        return torch.cat([torch.arange(first, first + each) for first, each in firsts])
 
-    def batch_shape(self, state: Tensor) -> torch.Size:
-        """The leading shape of an encoded state."""
-        return state.shape[:-1] if self.binary else state.shape[:-2]
+    def integers(self, x: Tensor) -> Tensor:
+        """Integers of any type in that of states."""
+        return x.to(self.dtype)
 
-    def expand(self, state: Tensor, batch: Sequence[int]) -> Tensor:
-        """Broadcast an encoded state to the leading shape `batch`."""
-        return state.expand(*batch, *state.shape[len(self.batch_shape(state)) :])
+    def of(self, features: Sequence[int]) -> Alphabet:
+        """The space of some of the features."""
+        return Alphabet([self.sizes[d] for d in features])
 
-    def flatten(self, state: Tensor) -> Tensor:
-        """(..., D[, K]) to what a linear layer takes, (..., flat)."""
-        return state if self.binary else state.flatten(-2)
+
+class Layout(nn.Module):
+    """Takes numbers of an alphabet apart by group, and joins them by feature, on the device that it is on.
+
+    With one group, as where all features are bits, these are views.
+    """
+
+    place: Tensor | None
+
+    def __init__(self, alphabet: Alphabet) -> None:
+        super().__init__()
+        self.alphabet = alphabet
+        visited = torch.tensor([d for group in alphabet.groups for d in group.features])
+        several = len(alphabet.groups) > 1
+        self.register_buffer("place", visited.argsort() if several else None, persistent=False)
+        for number, group in enumerate(alphabet.groups):
+            self.register_buffer(f"features_{number}", torch.tensor(group.features), persistent=False)
+
+    def logits(self, packed: Tensor) -> list[Tensor]:
+        """By group: (..., n) for bits, and otherwise (..., n, K)."""
+        parts = [packed] if self.place is None else [packed[..., g.logits] for g in self.alphabet.groups]
+        return [
+            part if group.binary else part.unflatten(-1, (len(group.features), group.size))
+            for group, part in zip(self.alphabet.groups, parts, strict=True)
+        ]
+
+    def packed(self, parts: Sequence[Tensor]) -> Tensor:
+        """The inverse of `logits`."""
+        flat = [
+            part if group.binary else part.flatten(-2)
+            for group, part in zip(self.alphabet.groups, parts, strict=True)
+        ]
+        return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
+
+    def split(self, by_feature: Tensor) -> list[Tensor]:
+        """Numbers of features (..., D), by group (..., n)."""
+        if self.place is None:
+            return [by_feature]
+        return [by_feature.index_select(-1, self.features(n)) for n in range(len(self.alphabet.groups))]
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """The inverse of `split`."""
+        return parts[0] if self.place is None else torch.cat(list(parts), -1).index_select(-1, self.place)
+
+    def summed(self, packed: Tensor) -> Tensor:
+        """The sum of each feature's numbers, (..., D)."""
+        parts = zip(self.alphabet.groups, self.logits(packed), strict=True)
+        return self.joined([part if group.binary else part.sum(-1) for group, part in parts])
+
+    def spread(self, by_feature: Tensor) -> Tensor:
+        """Numbers of features, for each of their logits, (..., flat)."""
+        if self.alphabet.binary:
+            return by_feature
+        return by_feature.index_select(-1, self.alphabet.logit_features.to(by_feature.device))
+
+    def of(self, features: Sequence[int]) -> Layout:
+        """The layout of the space of some features, on the same device."""
+        return Layout(self.alphabet.of(features)).to(self.features(0).device)
+
+    def features(self, number: int) -> Tensor:
+        """The features of a group, (n,)."""
+        features = getattr(self, f"features_{number}")
+        assert isinstance(features, Tensor)
+        return features
 
 
 def per_feature(sizes: int | Sequence[int], features: int, name: str) -> tuple[int, ...]:

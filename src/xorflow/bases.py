@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,26 +10,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from xorflow._states import Alphabet, per_feature
+from xorflow._repr import as_call
+from xorflow._states import Alphabet, Layout, per_feature
 from xorflow.errors import ModelError
+
+_LEAST = 1e-300
+"""What a probability of zero is taken for, so that its logarithm is finite."""
 
 
 class FactorisedBase(nn.Module):
     r""":math:`p_Y(y) = \prod_d p_d(y_d)`, fixed or learned.
+
+    Its parameters are packed logits; or, `tied`, one log-odds a feature, of any category but 0, which share that probability
+    evenly: then the conditionals of a flow of depth 1 are linear in K, and never zero, however many categories there are.
 
     Args:
         features: D.
         p0: the probability of category 0, the other categories share the rest evenly; 0.9 is the paper's.
         categories: K, or K_d for each feature.
         learned: whether training may change it.
-        probabilities: start from these (D, K) instead of from `p0`.
+        tied: whether the categories but 0 stay equally probable.
+        probabilities: start from these instead of from `p0`: K_d for each feature, (D, K) where rows may be padded.
 
     >>> base = FactorisedBase(784)
     >>> round(float(base.floor()), 3)  # no flow on this base has a smaller negative log-likelihood
     82.603
     """
 
-    valid: Tensor
+    starts: Tensor  # where each feature's probabilities begin among all, (D,)
 
     def __init__(
         self,
@@ -37,16 +46,27 @@ class FactorisedBase(nn.Module):
         *,
         categories: int | Sequence[int] = 2,
         learned: bool = False,
-        probabilities: Tensor | None = None,
+        tied: bool = False,
+        probabilities: Tensor | Sequence[Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.states = Alphabet(per_feature(categories, features, "categories"))
-        self.learned = learned
-        table = self._uniform_rest(p0) if probabilities is None else self._checked(probabilities)
-        log_table = table.double().clamp_min(1e-300).log()
-        start = log_table[:, 1] - log_table[:, 0] if self.states.binary else log_table
+        self.learned, self.tied = learned, tied
+        self.layout = Layout(self.states)
+        if tied and probabilities is not None:
+            raise ModelError("a tied base has one probability a feature, p0; leave probabilities or tied out")
+        if not 0 < p0 < 1:
+            raise ModelError(f"p0 is a probability strictly between 0 and 1, and got {p0}")
+        if tied:
+            start = torch.full((features,), (1 - p0) / p0, dtype=torch.float64).log()
+        else:
+            rows = self._even_rest(p0) if probabilities is None else self._checked(probabilities)
+            start = self._packed_logs(rows)
+        visited = [d for group in self.states.groups for d in group.features]
+        ends = torch.tensor([self.states.sizes[d] for d in visited]).cumsum(0)
+        starts = (ends - torch.tensor(self.states.sizes)[visited])[torch.tensor(visited).argsort()]
+        self.register_buffer("starts", starts, persistent=False)
         self.logits = nn.Parameter(start.to(torch.get_default_dtype()), requires_grad=learned)
-        self.register_buffer("valid", self.states.valid(), persistent=False)
 
     @property
     def features(self) -> int:
@@ -54,57 +74,149 @@ class FactorisedBase(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, as JSON; the probabilities themselves are weights."""
-        return {"features": self.features, "categories": self.states.short(), "learned": self.learned}
+        return {
+            "features": self.features,
+            "categories": self.states.short(),
+            "learned": self.learned,
+            "tied": self.tied,
+        }
 
-    def _uniform_rest(self, p0: float) -> Tensor:
-        if not 0 < p0 < 1:
-            raise ModelError(f"p0 is a probability strictly between 0 and 1, and got {p0}")
-        sizes = torch.tensor(self.states.sizes, dtype=torch.float64)
-        rest = ((1 - p0) / (sizes - 1).clamp_min(1))[:, None].expand(-1, self.states.width).clone()
-        rest[:, 0] = torch.where(sizes > 1, p0, 1.0)
-        return rest * self.states.valid()
+    @torch.no_grad()
+    def __repr__(self) -> str:
+        zero = torch.stack([self.log_probs_of(d)[0] for d in range(self.features)]).exp()
+        ends = dict.fromkeys(f"{float(end):.4g}" for end in (zero.min(), zero.max()))
+        settings = {name: value for name, value in self.config().items() if name != "features"}
+        return as_call(self, settings, f"{self.features}, p0={' to '.join(ends)}")
 
-    def _checked(self, probabilities: Tensor) -> Tensor:
-        expected = (self.states.features, self.states.width)
-        if tuple(probabilities.shape) != expected:
+    def _even_rest(self, p0: float) -> list[Tensor]:
+        rows = []
+        for size in self.states.sizes:
+            row = torch.full((size,), (1 - p0) / max(size - 1, 1), dtype=torch.float64)
+            row[0] = p0 if size > 1 else 1.0
+            rows.append(row)
+        return rows
+
+    def _checked(self, probabilities: Tensor | Sequence[Tensor]) -> list[Tensor]:
+        if len(probabilities) != self.features or any(
+            row.dim() != 1 or len(row) < size
+            for row, size in zip(probabilities, self.states.sizes, strict=True)
+        ):
             raise ModelError(
-                f"base probabilities have shape (D, K) = {expected}, got {tuple(probabilities.shape)}"
+                f"base probabilities are (D, K), and each of {self.features} features needs as many as it has categories; "
+                f"got {[tuple(row.shape) for row in probabilities][:8]}"
             )
-        table = probabilities.double() * self.states.valid()
-        if not bool((table >= 0).all() & ((table.sum(-1) - 1).abs() < 1e-6).all()):
+        rows = [row[:size].double().cpu() for row, size in zip(probabilities, self.states.sizes, strict=True)]
+        if not all(bool((row >= 0).all()) and abs(float(row.sum()) - 1) < 1e-6 for row in rows):
             raise ModelError(
                 "base probabilities are non-negative and sum to 1 for each feature; these do not"
             )
-        return table
+        return rows
 
-    def log_table(self) -> Tensor:
-        """log p_d(k), (D, K); 0 at the padding, which no state reaches, so that it drops out of sums."""
-        if self.states.binary:
-            return torch.stack((logsigmoid(-self.logits), logsigmoid(self.logits)), -1)
-        logits = self.logits.masked_fill(~self.valid, -torch.inf)
-        return torch.log_softmax(logits, -1).masked_fill(~self.valid, 0.0)
+    def _packed_logs(self, rows: Sequence[Tensor]) -> Tensor:
+        parts = []
+        for group in self.states.groups:
+            logs = torch.stack([rows[d] for d in group.features]).clamp_min(_LEAST).log()
+            parts.append(logs[:, 1] - logs[:, 0] if group.binary else logs)
+        return self.layout.packed(parts)
+
+    @torch.no_grad()
+    def set_probabilities(self, rows: Sequence[Tensor], where: Tensor | None = None) -> None:
+        """Take these probabilities, K_d for each feature, for all features or `where` (D,) says so."""
+        chosen = torch.ones(self.features, dtype=torch.bool) if where is None else where.cpu()
+        if self.tied:
+            odds = torch.stack(
+                [(1 - row[0]).clamp_min(_LEAST).log() - row[0].clamp_min(_LEAST).log() for row in rows]
+            )
+        else:
+            odds, chosen = self._packed_logs(rows), chosen[self.states.logit_features]
+        self.logits[chosen] = odds[chosen].to(self.logits)
+
+    def log_table(self) -> list[Tensor]:
+        """log p_d(k), by group (n, K)."""
+        groups = self.states.groups
+        if self.tied:
+            odds = zip(groups, self.layout.split(self.logits), strict=True)
+            return [self._tied_table(group.size, of_group) for group, of_group in odds]
+        return [
+            torch.stack((logsigmoid(-logits), logsigmoid(logits)), -1)
+            if group.binary
+            else torch.log_softmax(logits, -1)
+            for group, logits in zip(groups, self.layout.logits(self.logits), strict=True)
+        ]
+
+    @staticmethod
+    def _tied_table(size: int, odds: Tensor) -> Tensor:
+        if size == 1:
+            return torch.zeros_like(odds).unsqueeze(-1)
+        rest = logsigmoid(odds).unsqueeze(-1) - math.log(size - 1)
+        return torch.cat((logsigmoid(-odds).unsqueeze(-1), rest.expand(*odds.shape, size - 1)), -1)
+
+    def log_probs_of(self, feature: int) -> Tensor:
+        """log p_d(k) of one feature, (K_d,)."""
+        size, first = self.states.sizes[feature], self.states.first_logits[feature]
+        if self.tied:
+            return self._tied_table(size, self.logits[feature])
+        if size == 2:
+            return torch.stack((logsigmoid(-self.logits[first]), logsigmoid(self.logits[first])))
+        return torch.log_softmax(self.logits[first : first + size], -1)
+
+    def tied_log_probs(self, feature: int) -> tuple[Tensor, Tensor]:
+        """Of a tied base: log p_d(0), and that of each other category, in float64."""
+        log_probs = self.log_probs_of(feature).double()
+        return log_probs[0], log_probs[-1]
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """log p_d(y_d) for encoded y, (..., D); linear in y, as exact straight-through gradients need."""
-        table = self.log_table()
-        if self.states.binary:
-            return y * table[:, 1] + (1 - y) * table[:, 0]
-        return (y * table).sum(-1)
+        """log p_d(y_d) for integers y, (..., D)."""
+        return self.layout.joined(
+            [
+                _bits_of(table, values) if group.binary else _looked_up(table, values)
+                for group, table, values in zip(
+                    self.states.groups, self.log_table(), self.layout.split(y), strict=True
+                )
+            ]
+        )
+
+    def log_probs_at(self, states: Sequence[Tensor], alphabet: Alphabet) -> list[Tensor]:
+        """log p_d of several states of each feature, (..., n, U) by the groups of an alphabet; int64."""
+        values = torch.cat([table.flatten() for table in self.log_table()])
+        return [
+            values.index_select(0, (of_group + self.starts[list(group.features)][:, None]).flatten()).view_as(
+                of_group
+            )
+            for group, of_group in zip(alphabet.groups, states, strict=True)
+        ]
 
     def sample(self, uniforms: Tensor) -> Tensor:
         """Integers y (..., D) by inverting the distribution function at `uniforms` (..., D)."""
-        table = self.log_table().detach()
-        cumulative = (table.exp() * self.valid).cumsum(-1)[:, :-1].to(uniforms.dtype)  # (D, K - 1)
-        y = (uniforms.unsqueeze(-1) > cumulative).sum(-1)
-        return y.minimum(y.new_tensor(self.states.sizes) - 1)  # rounding may leave a sum just below 1
+        parts = []
+        for table, uniform in zip(self.log_table(), self.layout.split(uniforms), strict=True):
+            below = (
+                table.detach().exp().cumsum(-1)[:, :-1].to(uniforms.dtype)
+            )  # (n, K - 1); the last one is what remains
+            parts.append((uniform.unsqueeze(-1) > below).sum(-1))
+        return self.states.integers(self.layout.joined(parts))
 
     @torch.no_grad()
     def floor(self) -> Tensor:
         r"""The least negative log-likelihood of any flow on this base, :math:`-\max_y \log p_Y(y)`, in nats."""
-        return -self.log_table().masked_fill(~self.valid, -torch.inf).amax(-1).double().sum()
+        return -sum(
+            (t.amax(-1).double().sum() for t in self.log_table()),
+            start=self.logits.new_zeros((), dtype=torch.float64),
+        )
 
     @torch.no_grad()
     def entropy(self) -> Tensor:
         """The entropy of y, which is also that of x for every deterministic flow on this base, in nats."""
-        table = self.log_table().double()
-        return -(table.exp() * table * self.valid).sum()
+        tables = [table.double() for table in self.log_table()]
+        return -sum(
+            ((t.exp() * t).sum() for t in tables), start=self.logits.new_zeros((), dtype=torch.float64)
+        )
+
+
+def _bits_of(table: Tensor, y: Tensor) -> Tensor:
+    y = y.to(table.dtype)
+    return y * table[:, 1] + (1 - y) * table[:, 0]
+
+
+def _looked_up(table: Tensor, y: Tensor) -> Tensor:
+    return table[torch.arange(len(table), device=table.device), y.long()]

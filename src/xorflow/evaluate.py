@@ -16,9 +16,7 @@ from xorflow._math import philox_uniforms
 from xorflow._memory import bytes_of_a_draw, fitting, kept_of_a_row, rows_at_a_time
 from xorflow.data import Batch, Split, validate
 from xorflow.errors import ConfigError, DataError, ModelError
-from xorflow.flows import Flow, LatentFlow, Mixture
-from xorflow.flows.distribution import Model
-from xorflow.flows.stack import GREEDY
+from xorflow.flows import GREEDY, Known, LatentFlow, Mixture, Model, Point
 
 Kind = Literal["exact", "lower bound"]
 
@@ -80,7 +78,7 @@ class LogLikelihood:
 
 @torch.no_grad()
 def exact(
-    flow: Flow | LatentFlow | Mixture,
+    flow: Model,
     data: Split | Tensor,
     context: Tensor | None = None,
     *,
@@ -108,7 +106,7 @@ def exact(
 
 @torch.no_grad()
 def exact_each(
-    flows: Sequence[Flow | LatentFlow | Mixture],
+    flows: Sequence[Model],
     data: Split | Tensor,
     context: Tensor | None = None,
     *,
@@ -138,14 +136,22 @@ def exact_each(
     rows = min(rows_at_a_time(flow, memory, batch_size, kept) for flow in flows)
     with torch.autocast(first.device.type, dtype=autocast, enabled=autocast is not None):
         for batch in _batches(first, data, context, rows):
-            start = first.start(first.encode(batch.x), remember=len(flows) > 1)
+            x = first.states.integers(batch.x)
+            known = _shared_choices(flows, x, batch.context)
             for flow, of_flow in zip(flows, values, strict=True):
-                of_flow.append(flow.log_likelihood(start, batch.context))
+                of_flow.append(flow.log_likelihood(x, batch.context, known=known))
     return [LogLikelihood(torch.cat(of_flow), "exact", first.features) for of_flow in values]
 
 
+def _shared_choices(flows: Sequence[Model], x: Tensor, context: Tensor | None) -> Known:
+    """The choices of first layers that occur more than once."""
+    layers = [layer for flow in flows for layer in flow.first_layers]
+    shared = {layer for layer in layers if layers.count(layer) > 1 and not layer.autoregressive_in_u}
+    return {layer: layer.generator_choices(Point(x, x), context) for layer in shared}
+
+
 def _check_alike(first: Model, other: Model) -> None:
-    """Raise unless both take the same encoded rows."""
+    """Raise unless both take the same rows."""
     for what in ("states", "context_features", "dtype", "device"):
         if getattr(first, what) != getattr(other, what):
             raise ModelError(
@@ -276,11 +282,11 @@ def layer_use(
     most = rows_at_a_time(flow, memory, batch_size)
     totals = torch.zeros(flow.depth, 3, dtype=torch.float64, device=flow.device)
     for index, batch in enumerate(_batches(flow, data, context, most)):
-        x, rows = flow.encode(batch.x), (index * most, len(batch.x))
+        x, rows = flow.states.integers(batch.x), (index * most, len(batch.x))
         noise = _noise(flow, seed, (0, 1), rows, len(data), flow.depth)[0]
-        start = flow.start(x, remember=True)
-        drawn = flow.run(start, draws=noise, context=batch.context)
-        hard = flow.run(start, draws=GREEDY, context=batch.context)
+        known = _shared_choices([flow, flow], x, batch.context)
+        drawn = flow.run(x, draws=noise, context=batch.context, known=known)
+        hard = flow.run(x, draws=GREEDY, context=batch.context, known=known)
         # a network that sees nothing has logits without rows
         shape = (len(x), flow.depth, flow.features)
         entropies = torch.stack(
@@ -318,7 +324,7 @@ def _weigh(
     chunk = min(samples, max(1, most // rows))
     each = []
     for index, batch in enumerate(_batches(flow, data, context, rows)):
-        x, seen = flow.encode(batch.x), batch.context
+        x, seen = flow.states.integers(batch.x), batch.context
         weights = _StreamedWeights(len(batch.x), flow.device)
         for first in range(0, samples, chunk):
             count = min(chunk, samples - first)

@@ -1,7 +1,6 @@
 """Bijections of integer states, feature by feature, with a discrete parameter `u`.
 
-The forward direction is data -> base, :math:`y = t_u^{-1}(x)` in the notation of the derivations. A new transform is
-two methods on integers; its multilinear form on relaxed states, which carries gradients, is derived from them.
+The forward direction is data -> base, :math:`y = t_u^{-1}(x)` in the notation of the derivations.
 """
 
 from __future__ import annotations
@@ -14,117 +13,121 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xorflow._states import Alphabet, per_feature
+from xorflow._repr import as_call
+from xorflow._states import Alphabet, Layout, per_feature
 from xorflow.errors import ModelError
+
+_PAIRS_CHECKED = 2**18
+"""How many pairs of a state and a choice are tried when a transform is built: all, or so many spread over all."""
 
 
 class Transform(nn.Module, ABC):
     """A family of bijections of {0..K_d - 1}, indexed for each feature by `u` in {0..U_d - 1}.
 
-    Features may differ in their bijections. u = 0 is the identity by custom; only coupling layers need that, for what they
-    leave alone.
+    A new one is two methods, `value_to_base` and its inverse `value_to_data`, on integers of any shape, each of which comes
+    with the number of its feature: features may differ in their bijections. u = 0 is the identity by custom; only coupling
+    layers need that, for what they leave alone.
 
     Args:
         categories: K_d, for each feature.
         choices: U_d, how many bijections each feature has.
     """
 
-    to_base_table: Tensor
-    to_data_table: Tensor
+    sizes: Tensor
+    every: Tensor
 
     def __init__(self, categories: Sequence[int], choices: Sequence[int]) -> None:
         super().__init__()
         self.states = Alphabet(categories)
         self.choices = Alphabet(choices)
-        # (D, U, K), or (1, U, K) when all features are alike
-        self.register_buffer("to_base_table", self._table(self.to_base), persistent=False)
-        self.register_buffer("to_data_table", self._table(self.to_data), persistent=False)
+        if self.states.features != self.choices.features:
+            raise ModelError(
+                f"a transform has choices for each of its features, and got {self.choices.features} numbers of choices for "
+                f"{self.states.features} features"
+            )
+        self.register_buffer("sizes", torch.tensor(self.states.sizes), persistent=False)
+        self.register_buffer("every", torch.arange(self.states.features), persistent=False)
+        self._layout = Layout(self.choices)
         self._check_bijections()
-        self.is_xor = (
-            self.states.binary and self.choices.binary and self.to_base_table.tolist() == [[[0, 1], [1, 0]]]
-        )
+        self.is_xor = self._flips_bits()
 
     @abstractmethod
-    def to_base(self, x: Tensor, u: Tensor) -> Tensor:
-        """Integers y (..., D) from x and u (..., D), of any integer type; int64."""
+    def value_to_base(self, x: Tensor, u: Tensor, d: Tensor) -> Tensor:
+        """y of feature d from x and u: int64 tensors of shapes that broadcast."""
 
     @abstractmethod
-    def to_data(self, y: Tensor, u: Tensor) -> Tensor:
-        """The inverse: integers x from y and u."""
+    def value_to_data(self, y: Tensor, u: Tensor, d: Tensor) -> Tensor:
+        """The inverse: x from y and u."""
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, as JSON."""
         return {"categories": list(self.states.sizes)}
 
-    def _table(self, apply) -> Tensor:
-        d, u_max, k_max = self.states.features, self.choices.width, self.states.width
-        u = torch.arange(u_max)[:, None, None].expand(u_max, k_max, d)
-        x = torch.arange(k_max)[None, :, None].expand(u_max, k_max, d)
-        real = (u < torch.tensor(self.choices.sizes)) & (x < torch.tensor(self.states.sizes))
-        moved = apply(torch.where(real, x, 0), torch.where(real, u, 0))
-        table = torch.where(real, moved, x).permute(2, 0, 1)  # padding stays where it is
-        return table[:1].clone() if bool((table == table[:1]).all()) else table.contiguous()
+    def __repr__(self) -> str:
+        own = {name: value for name, value in self.config().items() if name not in ("categories", "features")}
+        return as_call(self, own, str(self.states))
 
-    def _check_bijections(self) -> None:
-        there, back, k = self.to_base_table, self.to_data_table, self.states.width
-        inside = bool(((there >= 0) & (there < k) & (back >= 0) & (back < k)).all())
-        if inside:
-            there, back = torch.broadcast_tensors(there, back)
-        if not inside or bool((torch.gather(back, -1, there) != torch.arange(k)).any()):
-            raise ModelError(
-                f"to_data must undo to_base within 0..K - 1, for each choice and feature, and that of {type(self).__name__} "
-                "does not; compare to_data(to_base(x, u), u) with x for all x and u"
-            )
+    def to_base(self, x: Tensor, u: Tensor, features: Tensor | None = None) -> Tensor:
+        """Integers y (..., D) from integers x and u (..., D), of all features or of some (b,); in the type of states."""
+        if self.is_xor:
+            return self.states.integers(x) ^ self.choices.integers(u)
+        return self.states.integers(self.value_to_base(x.long(), u.long(), self._of(features)))
+
+    def to_data(self, y: Tensor, u: Tensor, features: Tensor | None = None) -> Tensor:
+        """The inverse: integers x from y and u."""
+        if self.is_xor:
+            return self.states.integers(y) ^ self.choices.integers(u)
+        return self.states.integers(self.value_to_data(y.long(), u.long(), self._of(features)))
+
+    def _of(self, features: Tensor | None) -> Tensor:
+        return self.every if features is None else features
+
+    def reached(self, x: Tensor) -> list[Tensor]:
+        """The states y = to_base(x, u) that each choice leads to, by group of choices (..., n, U), int64."""
+        reached = []
+        for number, (group, values) in enumerate(
+            zip(self.choices.groups, self._layout.split(x), strict=True)
+        ):
+            u = torch.arange(group.size, device=x.device)
+            features = self._layout.features(number)[:, None]
+            reached.append(self.value_to_base(values.long().unsqueeze(-1), u, features))
+        return reached
 
     def keeps(self, features: Tensor) -> bool:
         """Whether u = 0 is the identity for these `features`, booleans (D,)."""
-        first = self.to_base_table[:, 0].expand(self.states.features, -1)[
-            features.to(self.to_base_table.device)
-        ]
-        return bool((first == torch.arange(self.states.width, device=first.device)).all())
+        chosen = features.nonzero()[:, 0].to(self.every.device)
+        d = chosen.repeat_interleave(self.sizes[chosen])
+        x = torch.cat([torch.arange(int(k), device=d.device) for k in self.sizes[chosen]])
+        return torch.equal(self.value_to_base(x, torch.zeros_like(x), d), x)
 
-    def relaxed_to_base(self, x: Tensor, u: Tensor) -> Tensor:
-        r"""The multilinear form on encoded states: :math:`y_j = \sum_u u_u\, x_{t_u(j)}`; exact on integers."""
-        return self._multilinear(x, u, self.to_data_table)
+    def _check_bijections(self) -> None:
+        choices = torch.tensor(self.choices.sizes)
+        pairs = self.sizes * choices
+        total = int(pairs.sum())
+        index = torch.arange(total) if total <= _PAIRS_CHECKED else _spread(total)
+        d = torch.searchsorted(pairs.cumsum(0), index, right=True)
+        within = index - (pairs.cumsum(0) - pairs)[d]
+        u, x = within // self.sizes[d], within % self.sizes[d]
+        y = self.value_to_base(x, u, d)
+        inside = (y >= 0) & (y < self.sizes[d])
+        if not bool(inside.all()) or bool((self.value_to_data(y, u, d) != x).any()):
+            raise ModelError(
+                f"value_to_data must undo value_to_base within 0..K - 1, for each choice and feature, and that of "
+                f"{type(self).__name__} does not; compare to_data(to_base(x, u), u) with x for all x and u"
+            )
 
-    def relaxed_to_data(self, y: Tensor, u: Tensor, features: Tensor | None = None) -> Tensor:
-        """The inverse direction of `relaxed_to_base` for a hard `u`, for all or for some `features`."""
-        table = self.to_base_table
-        return self._multilinear(y, u, table if features is None or len(table) == 1 else table[features])
+    def _flips_bits(self) -> bool:
+        if not (self.states.binary and self.choices.binary):
+            return False
+        x, u = torch.tensor([0, 1, 0, 1])[:, None], torch.tensor([0, 0, 1, 1])[:, None]
+        return torch.equal(
+            self.value_to_base(x, u, self.every).expand(4, len(self.every)),
+            (x ^ u).expand(4, len(self.every)),
+        )
 
-    def _multilinear(self, x: Tensor, u: Tensor, source: Tensor) -> Tensor:
-        if self.is_xor:  # any |x - u| or (x + u) % 2 has the wrong slope
-            return x + u - 2 * x * u
-        if self.states.binary:
-            return self._gathered(torch.stack((1 - x, x), -1), u, source)[..., 1]
-        return self._gathered(x, u, source)
 
-    def _gathered(self, x: Tensor, u: Tensor, source: Tensor) -> Tensor:
-        """The multilinear form on one-hot states (..., D, K)."""
-        if self.choices.binary:
-            u = torch.stack((1 - u, u), -1)
-        batch = torch.broadcast_shapes(x.shape[:-2], u.shape[:-2])
-        moved = torch.gather(
-            x.unsqueeze(-2).expand(*batch, x.shape[-2], u.shape[-1], x.shape[-1]),
-            -1,
-            source.expand(*batch, x.shape[-2], *source.shape[1:]),
-        )  # (..., D, U, K)
-        return (moved * u.unsqueeze(-1)).sum(-2)
-
-    def outcomes(self, table: Tensor, x: Tensor) -> Tensor:
-        """For each u, the entry of `table` (D, K) at y = to_base(x, u): (..., D, U), linear in the encoded x."""
-        if self.is_xor:
-            zero, one = table.unbind(-1)
-            # laid out one value of u after the other, so that each is contiguous
-            return torch.stack((torch.lerp(zero, one, x), torch.lerp(one, zero, x))).movedim(0, -1)
-        if self.states.binary:
-            x = torch.stack((1 - x, x), -1)
-        moved = torch.gather(
-            table.unsqueeze(1).expand(-1, self.choices.width, -1),
-            -1,
-            self.to_base_table.expand(table.shape[0], -1, -1),
-        )  # (D, U, K)
-        return torch.einsum("...dk,duk->...du", x, moved)
+def _spread(total: int) -> Tensor:
+    return (torch.arange(_PAIRS_CHECKED, dtype=torch.float64) * (total / _PAIRS_CHECKED)).long()
 
 
 class ModularShift(Transform):
@@ -138,12 +141,12 @@ class ModularShift(Transform):
     def __init__(self, categories: Sequence[int]) -> None:
         super().__init__(categories, categories)
 
-    def to_base(self, x: Tensor, u: Tensor) -> Tensor:
-        k = torch.tensor(self.states.sizes, device=x.device)
-        return (x.long() - u.long()) % k  # int64: a small unsigned type would wrap around at 256, not at K
+    def value_to_base(self, x: Tensor, u: Tensor, d: Tensor) -> Tensor:
+        difference = x - u  # above -K, so that no division is needed
+        return torch.where(difference < 0, difference + self.sizes[d], difference)
 
-    def to_data(self, y: Tensor, u: Tensor) -> Tensor:
-        return (y.long() + u.long()) % torch.tensor(self.states.sizes, device=y.device)
+    def value_to_data(self, y: Tensor, u: Tensor, d: Tensor) -> Tensor:
+        return (y + u) % self.sizes[d]
 
 
 class Xor(ModularShift):
@@ -171,33 +174,35 @@ class ModularAffine(Transform):
     (20,)
     """
 
+    scales: Tensor
+    unscales: Tensor
+
     def __init__(self, categories: Sequence[int], scales: Sequence[int] | None = None) -> None:
         units = [_units(int(k), scales) for k in categories]
         width = max(map(len, units), default=0)  # no feature at all is refused below
-        # plain tuples, not buffers: the base class reads them while it builds its tables
-        self.scales = tuple(tuple(u + [1] * (width - len(u))) for u in units)  # (D, number of scales)
-        self.unscales = tuple(
-            tuple(pow(s, -1, int(k)) for s in row) for k, row in zip(categories, self.scales, strict=True)
-        )
+        padded = [row + [1] * (width - len(row)) for row in units]
+        inverse = [
+            [pow(scale, -1, int(k)) for scale in row] for k, row in zip(categories, padded, strict=True)
+        ]
         self._scales_as_given = None if scales is None else [int(s) for s in scales]
-        super().__init__(categories, [int(k) * len(u) for k, u in zip(categories, units, strict=True)])
+        # plain tensors (D, number of scales) until the base class, which tries the transform, has made room for buffers
+        self.scales, self.unscales = torch.tensor(padded), torch.tensor(inverse)
+        super().__init__(categories, [int(k) * len(row) for k, row in zip(categories, units, strict=True)])
+        for name in ("scales", "unscales"):
+            table = getattr(self, name)
+            delattr(self, name)
+            self.register_buffer(name, table, persistent=False)
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"scales": self._scales_as_given}
 
-    def to_base(self, x: Tensor, u: Tensor) -> Tensor:
-        x, u, k = x.long(), u.long(), torch.tensor(self.states.sizes, device=x.device)
-        return ((x - u % k) * _select(self.unscales, u // k)) % k
+    def value_to_base(self, x: Tensor, u: Tensor, d: Tensor) -> Tensor:
+        k = self.sizes[d]
+        return ((x - u % k) * self.unscales[d, u // k]) % k
 
-    def to_data(self, y: Tensor, u: Tensor) -> Tensor:
-        y, u, k = y.long(), u.long(), torch.tensor(self.states.sizes, device=y.device)
-        return (y * _select(self.scales, u // k) + u % k) % k
-
-
-def _select(table: Sequence[Sequence[int]], index: Tensor) -> Tensor:
-    """table[d][index[..., d]] for a table of D rows and an index (..., D)."""
-    features = torch.arange(len(table), device=index.device)
-    return torch.tensor(table, device=index.device)[features, index]
+    def value_to_data(self, y: Tensor, u: Tensor, d: Tensor) -> Tensor:
+        k = self.sizes[d]
+        return (y * self.scales[d, u // k] + u % k) % k
 
 
 def _units(k: int, scales: Sequence[int] | None) -> list[int]:

@@ -209,7 +209,7 @@ def test_the_plain_network_is_the_same_network(bench: SimpleNamespace, order: st
 
 def test_the_sequential_sampler_gives_the_same_samples(bench: SimpleNamespace) -> None:
     flow = bench.models.new_flow(6, 1, torch.device("cpu"))
-    noise = SampleNoise.draw(flow, torch.Size([64]), torch.Generator().manual_seed(0))
+    noise = SampleNoise.draw(flow, 64, torch.Generator().manual_seed(0))
     assert torch.equal(bench.references.sequential_sample(flow, noise), flow.sample_with(noise))
 
 
@@ -219,7 +219,7 @@ def test_one_pass_tells_every_sample(bench: SimpleNamespace, network: type) -> N
     flow = xf.LatentFlow(
         [xf.Layer(network(6, width=8, order="random:1"))], xf.FactorisedBase(6, p0=0.8)
     ).double()
-    noise = SampleNoise.draw(flow, torch.Size([64]), torch.Generator().manual_seed(0))
+    noise = SampleNoise.draw(flow, 64, torch.Generator().manual_seed(0))
     x = flow.sample_with(noise)
     assert torch.equal(bench.references.recomputed(flow, noise, x), x)
     assert torch.equal(bench.references.sequential_sample(flow, noise), x)

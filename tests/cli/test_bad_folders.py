@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from command_line import SMALL, Command, Outcome, finish, start
-from tiny_runs import DEEP, StopAt, assert_same_run, people_file, tiny_options
-from xorflow.training import Interrupted, train_run
+from tiny_runs import DEEP, StopAt, assert_same_run, people_file, tiny_options, train_run
+from xorflow.training import Interrupted
 
 
 def contents(folder: Path) -> dict[str, bytes]:

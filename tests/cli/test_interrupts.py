@@ -9,8 +9,7 @@ from subprocess import Popen
 import pytest
 
 from command_line import Command, finish, start
-from tiny_runs import DEEP, assert_same_run, rows_file, tiny_options
-from xorflow.training import train_run
+from tiny_runs import DEEP, assert_same_run, rows_file, tiny_options, train_run
 
 KILLS = 5
 

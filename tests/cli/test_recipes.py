@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from command_line import Command
-from tiny_runs import StopAt, read, rows_file
-from xorflow.training import Interrupted, Options, train_run
+from tiny_runs import StopAt, read, rows_file, train_run
+from xorflow.training import Interrupted, Options
 from xorflow.training.recipes import RECIPES, Recipe
 
 

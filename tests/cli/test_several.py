@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from command_line import SMALL, Command, finish, start
-from tiny_runs import DEEP, StopAt, assert_same_run, images_file, read, rows_file, tiny_options
+from tiny_runs import DEEP, StopAt, assert_same_run, images_file, read, rows_file, tiny_options, train_run
 from xorflow.cli.several import Display, parse_seeds, show_runs
 from xorflow.errors import ConfigError
-from xorflow.training import Interrupted, Options, Outcome, plan, train_run
+from xorflow.training import Interrupted, Options, Outcome, plan
 
 FILES = {"config.json", "weights.safetensors", "metrics.jsonl", "result.json"}
 

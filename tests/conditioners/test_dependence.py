@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import zoo
+from networks import mades
 from slopes import allowed, jacobian
 from xorflow import MADE, MLP, Coupling
 from xorflow.conditioners import Source
@@ -20,59 +21,32 @@ def positive(net: nn.Module) -> None:
             parameter.add_((parameter > 0) * 0.1)
 
 
-@st.composite
-def networks(draw, wide: bool = False, by_order: tuple[str, ...] = ("before", "up to", "all")):
-    features = draw(st.integers(1, 6))
-    widths = st.integers(features if wide else 1, 12)
-    categories = draw(
-        st.one_of(st.integers(2, 4), st.lists(st.integers(1, 4), min_size=features, max_size=features))
-    )
-    sources = draw(
-        st.lists(st.sampled_from(["state", "previous", "own", "x"]), min_size=1, max_size=3, unique=True)
-    )
-    torch.manual_seed(draw(st.integers(0, 99)))
-    return MADE(
-        features,
-        draw(st.lists(widths, max_size=2)),
-        order=tuple(draw(st.permutations(range(features)))),
-        categories=categories,
-        choices=draw(st.sampled_from([None, 2, 6])),
-        sees={source: draw(st.sampled_from(by_order)) for source in sources},
-        direct=draw(st.booleans()),
-        context=draw(st.integers(0, 2)),
-    ).double()
-
-
-@given(networks())
+@given(mades())
 def test_nothing_else_is_seen(net):
     for source, dependence in net.sees.items():
         found = jacobian(net, source)
         assert bool((found[~allowed(net, dependence)] == 0).all())
 
 
-@given(networks(wide=True))
+@given(mades(wide=True))
 def test_all_that_is_allowed_is_seen_if_the_network_is_wide(net):
     positive(net)
     for source, dependence in net.sees.items():
         assert torch.equal(jacobian(net, source) > 0, allowed(net, dependence))
 
 
-@given(networks(by_order=("before",)))
+@given(mades(by_order=("before",)))
 @settings(max_examples=30)
 def test_every_feature_sees_the_context(net):
     if not net.context_features:
         return
     positive(net)
-    inputs = {
-        s: torch.zeros(1, net.features, dtype=torch.float64)
-        if net.alphabet(s).binary
-        else torch.zeros(1, net.features, net.alphabet(s).width, dtype=torch.float64)
-        for s in net.sees
-    }
+    inputs = {s: torch.zeros(1, net.features, dtype=torch.int64) for s in net.sees}
     context = torch.ones(1, net.context_features, dtype=torch.float64, requires_grad=True)
-    logits = net(inputs, context).reshape(1, net.features, -1)
+    logits = net(inputs, context)
     for d in range(net.features):
-        (slope,) = torch.autograd.grad(logits[:, d].sum(), context, retain_graph=True)
+        of_feature = logits[:, net.choices.logit_features == d]
+        (slope,) = torch.autograd.grad(of_feature.sum(), context, retain_graph=True)
         assert bool((slope > 0).all())
 
 

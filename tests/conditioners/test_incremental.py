@@ -30,19 +30,19 @@ def networks(draw):
 def test_walking_along_the_order_gives_the_logits_of_a_whole_pass(net, size):
     generator = torch.Generator().manual_seed(0)
     (source,) = net.sees
-    shape = (5, net.features) if net.states.binary else (5, net.features, net.states.width)
-    x = torch.rand(shape, generator=generator, dtype=torch.float64)
+    x = torch.randint(12, (5, net.features), generator=generator) % torch.tensor(net.states.sizes)
     context = None
     if net.context_features:
         context = torch.rand(5, net.context_features, generator=generator, dtype=torch.float64)
-    expected = net({source: x}, context).reshape(5, net.features, -1)[:, list(net.order)]
-    visited = x.reshape(5, net.features, -1)[:, list(net.order)]
+    expected, visited = net({source: x}, context), x[:, list(net.order)]
     with torch.no_grad():
         decoder = net.incremental(5, context, size)
         for block in decoder.blocks:
-            part = visited[:, block.first : block.last].flatten(1)
-            found = decoder.logits(block, part).reshape(5, block.last - block.first, -1)
-            torch.testing.assert_close(found, expected[:, block.first : block.last], rtol=0, atol=1e-12)
+            part, places = (
+                visited[:, block.first : block.last],
+                net.choices.positions(net.order[block.first : block.last]),
+            )
+            torch.testing.assert_close(decoder.logits(block, part), expected[:, places], rtol=0, atol=1e-12)
             decoder.update(block, part)
     assert [d for block in decoder.blocks for d in range(block.first, block.last)] == list(
         range(net.features)
@@ -60,12 +60,12 @@ def test_trial_values_change_nothing():
     """Only `update` is for good: any trials before it leave no trace."""
     torch.manual_seed(0)
     net = MADE(6, (8, 8)).double()
-    x = torch.rand(3, 6, dtype=torch.float64)
+    x = torch.randint(2, (3, 6))
     with torch.no_grad():
         decoder = net.incremental(3, None, 2)
         for block in decoder.blocks:
             for trial in range(3):
-                decoder.logits(block, torch.full((3, 2), float(trial), dtype=torch.float64))
+                decoder.logits(block, torch.full((3, 2), trial % 2))
             found = decoder.logits(block, x[:, block.first : block.last])
             whole = net({Source.STATE: x})[:, block.first : block.last]
             torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)

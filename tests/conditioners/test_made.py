@@ -9,11 +9,12 @@ from torch import nn
 import zoo
 from xorflow import MADE, ModelError
 from xorflow.conditioners import MaskedLinear, Source
+from xorflow.conditioners.embedding import Table
 from xorflow.estimators import MaximumLikelihood
 
 
-def masked_layers(module: nn.Module) -> list[MaskedLinear]:
-    return [m for m in module.modules() if isinstance(m, MaskedLinear)]
+def masked_layers(module: nn.Module) -> list[MaskedLinear | Table]:
+    return [m for m in module.modules() if isinstance(m, (MaskedLinear, Table))]
 
 
 def assert_masked(module: nn.Module) -> None:
@@ -26,7 +27,7 @@ def assert_masked(module: nn.Module) -> None:
 def train(flow, optimiser: torch.optim.Optimizer, steps: int = 5) -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
-        x = torch.randint(2, (16, flow.features), generator=generator)
+        x = torch.randint(12, (16, flow.features), generator=generator) % torch.tensor(flow.categories)
         optimiser.zero_grad()
         MaximumLikelihood()(flow, x, generator=generator).surrogate.backward()
         optimiser.step()
@@ -40,7 +41,16 @@ OPTIMISERS = {
 }
 
 
-@pytest.mark.parametrize("name", ["D4 direct", "D3 depth 3", "D5 explicit, two hidden layers"])
+TRAINED = [
+    "D4 direct",
+    "D3 depth 3",
+    "D5 explicit, two hidden layers",
+    "K 3, 2, 4 direct",
+    "K 2, 3, 2, 4 linear",
+]
+
+
+@pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
 def test_training_keeps_the_masks(name, optimiser):
     flow = zoo.make(name)
@@ -59,15 +69,16 @@ def test_a_copy_trains_by_itself_and_keeps_the_masks():
     assert all(torch.equal(a, b) for a, b in zip(flow.parameters(), fresh.parameters(), strict=True))
 
 
-def test_loaded_weights_are_masked():
-    flow = zoo.make("D4 direct")
+@pytest.mark.parametrize("name", ["D4 direct", "K 3, 2, 4 direct"])
+def test_loaded_weights_are_masked(name):
+    flow = zoo.make(name)
     leaky = {name: torch.randn_like(value) for name, value in flow.state_dict().items()}
     flow.load_state_dict(leaky)
     assert_masked(flow)
 
 
 def test_masks_are_no_weights_and_follow_the_dtype():
-    net = MADE(4, (8,))
+    net = MADE(4, (8,), categories=(2, 3, 2, 4))
     assert not any("mask" in name for name in net.state_dict())
     assert {p.dtype for p in net.double().parameters()} == {torch.float64}
     assert all(layer.mask.dtype == torch.float64 for layer in masked_layers(net))
@@ -80,11 +91,10 @@ def test_it_starts_where_it_is_told(hidden, options):
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.mul_(0)
-    shape = (3,) if net.choices.binary else (3, net.choices.width)
-    logits = torch.randn(shape)
+    logits = torch.randn(net.choices.flat)
     net.start_at(logits)
-    zero = net.states.encode(torch.zeros(2, 3, dtype=torch.int64), torch.float32)
-    torch.testing.assert_close(net({Source.STATE: zero}), logits.expand(2, *shape), rtol=0, atol=0)
+    zero = torch.zeros(2, 3, dtype=torch.int64)
+    torch.testing.assert_close(net({Source.STATE: zero}), logits.expand(2, -1), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -114,4 +124,4 @@ def test_what_it_refuses(options, words):
 def test_a_context_of_the_wrong_width_is_refused(built, came):
     net = MADE(2, (4,), context=built)
     with pytest.raises(ModelError, match=rf"made for {built} context features, and got {came}.*context="):
-        net({Source.STATE: torch.zeros(1, 2)}, torch.zeros(1, came) if came else None)
+        net({Source.STATE: torch.zeros(1, 2, dtype=torch.int64)}, torch.zeros(1, came) if came else None)

@@ -1,4 +1,4 @@
-"""Captured training steps on a stand-in for CUDA graphs: those of the eager engine, whatever the order of the streams."""
+"""Captured training steps on a stand-in for CUDA graphs: those of the plain path, whatever the order of the streams."""
 
 import inspect
 import textwrap
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from standin import Graph, Order, record_launches
+from tiny_runs import make_steps
 from xorflow._cuda import devices, proof, steps
-from xorflow._cuda.steps import CapturedEngine
+from xorflow._cuda.steps import CapturedSteps
 from xorflow.data import Dataset, Split
 from xorflow.estimators import Loss, MaximumLikelihood
 from xorflow.flows import LatentFlow
 from xorflow.training import Options, Trainer
 from xorflow.training.build import build_estimator, build_flow
-from xorflow.training.engine import EagerEngine, Machinery, choose_engine
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 
@@ -72,30 +72,26 @@ def _trainer(custom: Any = None, /, **changes: Any) -> Trainer:
 
 
 def _tensors(trainer: Trainer) -> list[Tensor]:
-    tensors = [*trainer.step_module.parameters(), *trainer.step_module.buffers(), trainer._bound_sum]
+    tensors = [*trainer.module.parameters(), *trainer.module.buffers(), trainer.bound_sum]
     return [t.detach().clone() for t in (*tensors, *(trainer.average or {}).values())]
 
 
-def _steps(trainer: Trainer, engine: Any, count: int = STEPS) -> list[Tensor]:
+def _steps(trainer: Trainer, captured: CapturedSteps | None) -> list[Tensor]:
     torch.manual_seed(7)  # dropout
-    engine.begin_epoch(trainer.row_order(0), 2)  # as a run that goes on within an epoch
-    made = 0
-    while made < count:
-        made += engine.advance(2 + made, made, count - made)
+    make_steps(trainer, captured, STEPS, batch=2)  # as a run that goes on within an epoch
     return _tensors(trainer)
 
 
-def _eager(**changes: Any) -> list[Tensor]:
-    trainer = _trainer(**changes)
-    return _steps(trainer, EagerEngine(trainer.machinery))
+def _plain(**changes: Any) -> list[Tensor]:
+    return _steps(_trainer(**changes), None)
 
 
 def _captured(order_of_streams: Order, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[Tensor]:
     monkeypatch.setattr(Graph, "order", order_of_streams)
     trainer = _trainer(**changes)
-    found = _steps(trainer, CapturedEngine(trainer.machinery, 0))
+    tensors = _steps(trainer, CapturedSteps(trainer, 0))
     assert Graph.replays > 0
-    return found
+    return tensors
 
 
 def _same(found: list[Tensor], expected: list[Tensor]) -> bool:
@@ -103,8 +99,8 @@ def _same(found: list[Tensor], expected: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_captured_steps_are_the_eager_ones(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = _eager(**KINDS[kind])
+def test_captured_steps_are_the_plain_ones(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = _plain(**KINDS[kind])
     assert all(bool(t.isfinite().all()) for t in expected)
     assert _same(_captured("early", monkeypatch, **KINDS[kind]), expected)
     assert _same(_captured("late", monkeypatch, **KINDS[kind]), expected)
@@ -119,16 +115,16 @@ def test_captured_steps_of_every_estimator(
     if (layers == 1 and deep_only) or (layers == 2 and estimator in ("analytic", "local-expectation")):
         return  # refused
     changes = {"layers": layers, "order": "alternating", "posterior": "mlp", "estimator": estimator}
-    assert _same(_captured("late", monkeypatch, **changes), _eager(**changes))
+    assert _same(_captured("late", monkeypatch, **changes), _plain(**changes))
 
 
 @pytest.mark.parametrize("order", ["early", "late"])
-def test_captured_steps_with_kernels_are_the_eager_ones(
+def test_captured_steps_with_kernels_are_the_plain_ones(
     order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "has_triton", lambda: True)
     record_launches(monkeypatch)
-    assert _same(_captured(order, monkeypatch), _eager())
+    assert _same(_captured(order, monkeypatch), _plain())
 
 
 # ---- what the stand-in catches ----
@@ -143,40 +139,39 @@ EVERYTHING = {
 _JOIN = "torch.cuda.current_stream(work.device).wait_stream(self._branch)"
 _COUNT = "self._counters.add_(self._increments, alpha=count)"
 FAULTS: dict[str, tuple[Any, str, str, str]] = {
-    "no joins": (CapturedEngine, "_steps", _JOIN, "pass"),
-    "no join but the last": (CapturedEngine, "_steps", _JOIN, f"step + 2 == count and {_JOIN}"),
+    "no joins": (CapturedSteps, "_steps", _JOIN, "pass"),
+    "no join but the last": (CapturedSteps, "_steps", _JOIN, f"step + 2 == count and {_JOIN}"),
     "no fork": (
-        CapturedEngine, "_prepare_beside", "self._branch.wait_stream(torch.cuda.current_stream(self._work.device))", "pass",
+        CapturedSteps, "_gather_beside", "self._branch.wait_stream(torch.cuda.current_stream(self._work.device))", "pass",
     ),
-    "a frozen learning rate": (CapturedEngine, "_steps", 'group["lr"] = schedule[0, step, 0]', "pass"),
-    "the first learning rate for a launch": (CapturedEngine, "_steps", "schedule[0, step, 0]", "schedule[0, 0, 0]"),
-    "the first weight of the average for a launch": (CapturedEngine, "_steps", "schedule[1, step, 0]", "schedule[1, 0, 0]"),
-    "the same rows for a launch": (CapturedEngine, "_steps", "rows[step + 1]", "rows[step]"),
-    "counters that stand still": (CapturedEngine, "_steps", _COUNT, "pass"),
-    "counters that count launches": (CapturedEngine, "_steps", _COUNT, _COUNT.replace("alpha=count", "alpha=1")),
-    "counters after the warm-up": (CapturedEngine, "_capture", "self._counters.copy_(start)", "pass"),
+    "a frozen learning rate": (CapturedSteps, "_steps", 'group["lr"] = schedule[0, step, 0]', "pass"),
+    "the first learning rate for a launch": (CapturedSteps, "_steps", "schedule[0, step, 0]", "schedule[0, 0, 0]"),
+    "the first weight of the average for a launch": (CapturedSteps, "_steps", "schedule[1, step, 0]", "schedule[1, 0, 0]"),
+    "the same rows for a launch": (CapturedSteps, "_steps", "rows[step + 1]", "rows[step]"),
+    "counters that stand still": (CapturedSteps, "_steps", _COUNT, "pass"),
+    "counters that count launches": (CapturedSteps, "_steps", _COUNT, _COUNT.replace("alpha=count", "alpha=1")),
+    "counters after the warm-up": (CapturedSteps, "_capture", "self._counters.copy_(start)", "pass"),
     "an order that is bound anew": (
-        CapturedEngine, "begin_epoch", "self._order.copy_(order, non_blocking=True)", "self._order = order.clone()",
+        CapturedSteps, "begin_epoch", "self._order.copy_(order, non_blocking=True)", "self._order = order.clone()",
     ),
-    "rows taken for batches": (CapturedEngine, "begin_epoch", "batch * self._work.batch_size", "batch"),
+    "rows taken for batches": (CapturedSteps, "begin_epoch", "batch * self._work.batch_size", "batch"),
     "an average that is bound anew": (
-        Machinery, "_update_average", "move_average(tensor, current[name], weight)",
-        "self.average[name] = torch.lerp(tensor, current[name], weight)",
+        Trainer, "_update_average", "tensor.lerp_(", "average[name] = tensor.lerp(",
     ),
     "a sum that is bound anew": (
-        Machinery, "_run", 'self.bound_sum += found["bound"]', 'self.bound_sum = self.bound_sum + found["bound"]',
+        Trainer, "learn", "self.bound_sum += bound", "self.bound_sum = self.bound_sum + bound",
     ),
     "the optimiser's state after the warm-up": (steps, "undone", "tensor.zero_()", "pass"),
     "weights after the warm-up": (steps, "undone", "tensor.copy_(value)", "pass"),
     "noise after the warm-up": (steps, "undone", "generator.set_state(state)", "pass"),
     "a generator that the graph does not know": (
-        CapturedEngine, "_record", "graph.register_generator_state(self._work.generator)", "pass",
+        CapturedSteps, "_record", "graph.register_generator_state(self._work.generator)", "pass",
     ),
 }  # fmt: skip
 
 
 def _plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Change one line of the engine."""
+    """Change one line."""
     owner, name, right, wrong = FAULTS[fault]
     member = getattr(owner, name)
     source = textwrap.dedent(inspect.getsource(member))
@@ -199,7 +194,7 @@ def _caught(expected: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> bool:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = _eager(**EVERYTHING)
+    expected = _plain(**EVERYTHING)
     assert not _caught(expected, monkeypatch)
     _plant(fault, monkeypatch)
     assert _caught(expected, monkeypatch)
@@ -217,9 +212,8 @@ def test_a_capture_that_fails_leaves_the_plain_path() -> None:
     """With the same weights and noise as if nothing had been tried."""
     trainer = _trainer(_AsksTheHost(samples=2), **EVERYTHING)
     before, noise = _tensors(trainer), trainer.generator.get_state()
-    engine, reason = choose_engine(trainer.machinery, 0)
-    assert isinstance(engine, EagerEngine)
-    assert "capturing one failed" in str(reason)
+    assert trainer.captured_steps() is None
+    assert "capturing one failed" in str(trainer.not_captured)
     assert _same(_tensors(trainer), before)
     assert torch.equal(trainer.generator.get_state(), noise)
 
@@ -231,11 +225,11 @@ def test_a_capture_that_fails_leaves_the_plain_path() -> None:
 def test_a_right_capture_is_chosen_and_no_step_has_been_made(kind: str) -> None:
     trainer = _trainer(**KINDS[kind])
     before, noise = _tensors(trainer), trainer.generator.get_state()
-    engine, reason = choose_engine(trainer.machinery, 0)
-    assert isinstance(engine, CapturedEngine), reason
+    captured = trainer.captured_steps()
+    assert captured is not None, trainer.not_captured
     assert all(torch.equal(a, b) for a, b in zip(_tensors(trainer), before, strict=True))
     assert torch.equal(trainer.generator.get_state(), noise)
-    assert _same(_steps(trainer, engine), _eager(**KINDS[kind]))
+    assert _same(_steps(trainer, captured), _plain(**KINDS[kind]))
 
 
 PROVED = [
@@ -253,10 +247,10 @@ def test_a_wrong_capture_is_not_used(fault: str, monkeypatch: pytest.MonkeyPatch
     chosen = []
     for order in ("early", "late"):
         monkeypatch.setattr(Graph, "order", order)
-        engine, reason = choose_engine(_trainer(**EVERYTHING).machinery, 0)
-        assert isinstance(engine, EagerEngine) == (reason is not None)
-        chosen.append(type(engine))
-    assert EagerEngine in chosen
+        trainer = _trainer(**EVERYTHING)
+        chosen.append(trainer.captured_steps())
+        assert (chosen[-1] is None) == (trainer.not_captured is not None)
+    assert None in chosen
 
 
 def test_a_run_whose_capture_is_wrong_trains_on_the_plain_path_and_says_so(

@@ -10,12 +10,18 @@ from torch import Tensor
 
 import zoo
 from enumeration import all_states, gradient
-from expectations import EXACT, bound, bound_gradient, encoded, expected_gradient, gap, per_draw, trainable
+from expectations import EXACT, bound, bound_gradient, expected_gradient, gap, per_draw, state, trainable
 from noise import drawn_rules, expected_over, local
 from xorflow import ConfigError, LatentFlow, ModelError
+from xorflow._states import Alphabet, Layout
 from xorflow.estimators import ARMS, DisARM, LeaveOneOut
 from xorflow.estimators.arms import dirichlet_copula, one_less_correlation
-from xorflow.flows import BinaryChoices
+from xorflow.flows import Choices
+
+
+def of_bits(logits: Tensor) -> Choices:
+    return Choices(logits, Layout(Alphabet((2,) * logits.shape[-1])))
+
 
 PREVIOUS = {"previous": "up to"}
 FLOWS = {
@@ -87,7 +93,7 @@ def test_two_arms_of_arms_are_disarm(name):
     generator = torch.Generator().manual_seed(0)
     e = torch.rand(40, 1, 1, flow.features, dtype=torch.float64, generator=generator)
     row = len(all_states(flow.states.sizes)) // 3
-    logits = flow.layers[0].generator_choices(flow.start(encoded(flow, row)), None).logits
+    logits = flow.layers[0].generator_choices(flow.start(state(flow, row)), None).logits
     # the copula takes the rarer value where its uniform is small; DisARM's first arm where e is large
     first = torch.where(logits < 0, 1 - e, e)
     waits = as_waits(1 - first[:, 0]).movedim(0, 1)
@@ -99,7 +105,7 @@ def test_two_arms_of_arms_are_disarm(name):
 def test_the_formulas_agree_for_any_arms_and_rewards():
     """DisARM's and, for two arms, ARMS's, at all four pairs of arms that can occur together, whatever the rewards."""
     generator = torch.Generator().manual_seed(1)
-    choices = BinaryChoices(4 * torch.randn(500, dtype=torch.float64, generator=generator))
+    choices = of_bits(4 * torch.randn(500, dtype=torch.float64, generator=generator))
     e = torch.rand(1, 500, dtype=torch.float64, generator=generator)
     arms, rewards = DisARM().choose(choices, e), torch.randn(2, 500, dtype=torch.float64, generator=generator)
     assert gap(DisARM().slope(choices, arms, rewards), ARMS(2).slope(choices, arms, rewards)) < 1e-14
@@ -110,9 +116,9 @@ def test_independent_arms_would_be_leave_one_out():
     flow, row = zoo.make("D3 linear"), 2
     generator = torch.Generator().manual_seed(2)
     u = torch.randint(2, (3, 1, 3), generator=generator)
-    logits = flow.layers[0].generator_choices(flow.start(encoded(flow, row)), None).logits[0]
-    rewards = flow.base.log_prob(flow.run(encoded(flow, row), draws=u[:, None]).end.state)[:, 0]
-    slope = ARMS(3).slope(BinaryChoices(logits), u[:, 0].double(), rewards) * one_less_correlation(logits, 3)
+    logits = flow.layers[0].generator_choices(flow.start(state(flow, row)), None).logits[0]
+    rewards = flow.base.log_prob(flow.run(state(flow, row), draws=u[:, None]).end.state)[:, 0]
+    slope = ARMS(3).slope(of_bits(logits), u[:, 0].double(), rewards) * one_less_correlation(logits, 3)
     expected = gradient((slope.detach() * logits).sum(), list(flow.layers.parameters()))
     found = gradient(per_draw(LeaveOneOut(3), flow, row, u[None])[0], list(flow.layers.parameters()))
     assert gap(found, expected) < 1e-13
@@ -173,7 +179,7 @@ def test_arms_is_unbiased_over_all_patterns(arms):
     p = torch.sigmoid(logits)
     marginal = torch.stack((1 - p[0], p[0]))[:, None] * torch.stack((1 - p[1], p[1]))[None]
     (exact,) = torch.autograd.grad((marginal * table).sum(), logits)
-    choices, total, mass = BinaryChoices(logits.detach()), torch.zeros(2, dtype=torch.float64), 0.0
+    choices, total, mass = of_bits(logits.detach()), torch.zeros(2, dtype=torch.float64), 0.0
     rarer = torch.sigmoid(-logits.detach().abs()).tolist()
     for first, second in itertools.product(itertools.product((0, 1), repeat=arms), repeat=2):
         weight = pattern_probability(first, rarer[0]) * pattern_probability(second, rarer[1])
@@ -187,7 +193,7 @@ def test_arms_is_unbiased_over_all_patterns(arms):
 
 
 def test_certain_choices_stay_finite():
-    choices = BinaryChoices(torch.tensor([-90.0, -20.0, 0.0, 20.0, 90.0]))
+    choices = of_bits(torch.tensor([-90.0, -20.0, 0.0, 20.0, 90.0]))
     for estimator, n in ((DisARM(), 1), (ARMS(2), 2), (ARMS(5), 5)):
         for noise in (torch.zeros(n, 5), torch.rand(n, 5, generator=torch.Generator().manual_seed(0))):
             arms = estimator.choose(choices, noise)

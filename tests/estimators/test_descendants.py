@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import zoo
-from enumeration import all_states
+from enumeration import all_states, probabilities
 from xorflow import LatentFlow, ModelError
 from xorflow.estimators.descendants import Descendants, FeatureSum, weighted_score
 
@@ -48,7 +48,7 @@ class Observed:
         self.flow, self.drawn = flow, drawn
         generator = torch.Generator().manual_seed(1)
         x = all_states(flow.states.sizes)
-        self.x = flow.encode(x[torch.randint(len(x), (draws,), generator=generator)])
+        self.x = x[torch.randint(len(x), (draws,), generator=generator)]
         self.noise = torch.rand(draws, flow.depth, flow.features, generator=generator, dtype=torch.float64)
         self.other = torch.rand(draws, generator=generator, dtype=torch.float64)
         size = (flow.depth, flow.features)
@@ -77,7 +77,8 @@ class Observed:
             for of in ("p", "q"):
                 if before[2][of]:
                     old, new = (
-                        way[2][of][later].log_probs().expand(len(self.x), -1, -1) for way in (before, after)
+                        probabilities(way[2][of][later]).expand(len(self.x), -1, -1)
+                        for way in (before, after)
                     )
                     self.inputs[of][(*at, later)] = differ(old, new)
 

@@ -11,11 +11,11 @@ from enumeration import all_choices, all_states, gradient
 from expectations import (
     EXACT,
     bound_gradient,
-    encoded,
     expected_gradient,
     few,
     gap,
     per_draw,
+    state,
     trainable,
 )
 from noise import local
@@ -78,13 +78,17 @@ def test_a_factor_of_zero_is_leave_one_out():
 def test_local_slopes_by_differences():
     """The gradient of the rewards in the relaxed choices; in the last layer, of rewards that are linear in them."""
     flow = local(partial(zoo.made, 3), partial(zoo.made, 3, "reversed"))
-    x = encoded(flow, 5)
+    x = state(flow, 5)
     us = flow.run(x, draws=torch.tensor([[[1, 0, 1], [0, 1, 1]]])).us
     slopes = local_slopes(flow, x, None, us)
-    rewards = lambda u: flow.base.log_prob(flow.layers[1].transform.relaxed_to_base(state, u)).sum()  # noqa: E731
-    state = flow.layers[0].transform.relaxed_to_base(x, us[0])
+    before, low, high = x ^ us[0], *flow.base.log_table()[0].unbind(-1)
+
+    def rewards(u: Tensor) -> Tensor:
+        y = before + u - 2 * before * u
+        return (y * high + (1 - y) * low).sum()
+
     for d in range(3):
-        step = torch.zeros_like(us[1])
+        step = torch.zeros(us[1].shape, dtype=torch.float64)
         step[..., d] = 0.5
         change = float((rewards(us[1] + step) - rewards(us[1] - step)).detach())
         assert abs(change - float(slopes[1][0, d])) < 1e-12

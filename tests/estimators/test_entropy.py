@@ -90,7 +90,7 @@ def test_straight_through_adds_the_entropies_of_the_greedy_pass(earlier):
         flow = zoo.make(name)
         x = all_states(flow.states.sizes)
         without, with_it = StraightThrough()(flow, x), StraightThrough(W, earlier=earlier)(flow, x)
-        greedy = flow.run(flow.encode(x), draws="greedy")
+        greedy = flow.run(x, draws="greedy")
         weights = [W * earlier] * (flow.depth - 1) + [W]
         bonus = sum(
             w * choices.entropy().sum(-1).mean() for w, choices in zip(weights, greedy.generator, strict=True)
@@ -108,7 +108,7 @@ def optimal(joint: torch.Tensor, w: float) -> LatentFlow:
     flow = LatentFlow(
         [Layer(net)], FactorisedBase(2, probabilities=torch.tensor([[0.9, 0.1], [0.3, 0.7]]))
     ).double()
-    table = flow.base.log_table()
+    (table,) = flow.base.log_table()
     gain = (table[:, 0] - table[:, 1]) / w  # log((1 - beta) / beta) / w
     first, second = joint.sum(1)[1], joint[:, 1] / joint.sum(1)
     at = (2 * second - 1) * gain[1]  # the second feature's logits, by the first
@@ -128,7 +128,7 @@ def slope(estimator, flow: LatentFlow, joint: torch.Tensor) -> torch.Tensor:
         if estimator.noise_shape(flow) is None:
             total = total - share * estimator(flow, x[None]).surrogate
             continue
-        log_p = flow.run(flow.encode(x[None]), draws=states[:, None, None]).log_p().sum((-1, -2))
+        log_p = flow.run(x[None], draws=states[:, None, None]).log_p().sum((-1, -2))
         for u, probability in zip(states, log_p.detach().exp()[:, 0], strict=True):
             loss = estimator(flow, x[None], draws=u[None, None, None])
             total = total - share * probability * loss.surrogate
@@ -156,7 +156,7 @@ def test_the_optimum_at_depth_one(estimator):
 def test_at_the_optimum_the_most_probable_choice_is_right():
     """Greedy leads each feature, given what came before, to the base's more probable value as often as can be."""
     flow, states = optimal(JOINT, 0.5), all_states((2, 2))
-    choices = flow.run(flow.encode(states), draws="greedy").u[:, 0].bool()
+    choices = flow.run(states, draws="greedy").u[:, 0].bool()
     often = (
         torch.stack([JOINT.sum(1)[1].expand(2), JOINT[:, 1] / JOINT.sum(1)], -1) > 0.5
     )  # by the first feature

@@ -12,7 +12,6 @@ from expectations import (
     BIASED,
     EXACT,
     cosine,
-    encoded,
     everything,
     evidence_gradient,
     expected_gradient,
@@ -20,6 +19,7 @@ from expectations import (
     gap,
     per_draw,
     rows,
+    state,
     trainable,
     tuples,
     with_a_past,
@@ -109,7 +109,7 @@ def test_its_value_is_the_evidence_bound_in_expectation(name):
             reward = flow.base.log_prob(trace.end.state).detach().sum(-1)
             expected = (log_q.exp() * (reward + log_p - log_q)).sum()
             draws, probability = tuples(flow, row, "q", 1)
-            x = encoded(flow, row)
+            x = state(flow, row)
             with torch.no_grad():
                 each = torch.func.vmap(
                     lambda u, x=x, e=estimator: e.loss(flow, x, context, u[:, None]).bound
@@ -371,10 +371,10 @@ def test_the_most_probable_choice_of_a_posterior_gives_no_likelihood(features):
     flow = LatentFlow([Layer(MADE(features, hidden=(8,)), posterior=posterior)], base).double()
     with torch.no_grad():
         flow.base.logits.fill_(math.log(0.1 / 0.9))  # which it keeps in float32
-        posterior.net[0].weight.copy_(40 * torch.eye(features))
-        posterior.net[0].bias.fill_(-20)
+        posterior.net.last.weight.copy_(40 * torch.eye(features))
+        posterior.net.last.bias.fill_(-20)
     x = all_states((2,) * features)
-    reached = flow.run(flow.encode(x), draws="greedy", proposal="q").end.state
+    reached = flow.run(x, draws="greedy", proposal="q").end.state
     assert not bool(reached.any())
     claimed = float(flow.base.log_prob(reached).sum(-1).exp().sum())
     assert claimed == pytest.approx((2 * 0.9) ** features, rel=0, abs=1e-12)
@@ -419,5 +419,5 @@ def test_nothing_calls_the_most_probable_choice_of_a_posterior_a_likelihood():
     # what is called greedy is the generator's, and knows nothing of the posterior
     before = evaluate.greedy(flow, x).values
     with torch.no_grad():
-        posterior.net[0].weight.add_(1.0)
+        posterior.net.last.weight.add_(1.0)
     assert torch.equal(evaluate.greedy(flow, x).values, before)

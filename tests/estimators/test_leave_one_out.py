@@ -8,12 +8,12 @@ from enumeration import all_choices, all_states, gradient
 from expectations import (
     EXACT,
     bound_gradient,
-    encoded,
     evidence_gradient,
     expected_gradient,
     few,
     gap,
     per_draw,
+    state,
     trainable,
 )
 from xorflow import ConfigError, LatentFlow, ModelError
@@ -91,7 +91,7 @@ def test_two_samples_are_half_the_product_of_differences(name):
     generator = torch.Generator().manual_seed(0)
     for first, second in torch.randint(len(u), (20, 2), generator=generator).tolist():
         pair = u[[first, second]]
-        trace = flow.run(encoded(flow, row), draws=pair[:, None], context=zoo.context(flow))
+        trace = flow.run(state(flow, row), draws=pair[:, None], context=zoo.context(flow))
         rewards = flow.base.log_prob(trace.end.state).sum(-1)[:, 0]
         log_p = trace.log_p().sum((-1, -2))[:, 0]
         apart = 0.5 * (rewards[0] - rewards[1]).detach() * (log_p[0] - log_p[1]) + rewards.mean()
@@ -104,7 +104,7 @@ def test_two_samples_are_half_the_product_of_differences(name):
 def test_at_depth_one_the_formula_by_feature_to_the_last_digit():
     """g_d = (r_d(u_1) - r_d(u_2)) (u_1 - u_2) / 2 in the logits."""
     flow, row = zoo.make("D3 linear"), 5
-    x = encoded(flow, row)
+    x = state(flow, row)
     logits = flow.layers[0].conditioner({"state": x})
     for pair in torch.randint(2, (10, 2, 1, 3), generator=torch.Generator().manual_seed(1)):
         rewards = flow.base.log_prob(flow.run(x, draws=pair[:, None]).end.state)[:, 0]
@@ -117,7 +117,7 @@ def test_at_depth_one_the_formula_by_feature_to_the_last_digit():
 def test_the_bound_is_the_mean_of_the_samples():
     flow, x = zoo.make("D3 depth 2 reversed"), all_states((2, 2, 2))
     draws = torch.rand(5, 8, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    expected = flow.base.log_prob(flow.run(flow.encode(x), draws=draws).end.state).sum(-1).mean()
+    expected = flow.base.log_prob(flow.run(x, draws=draws).end.state).sum(-1).mean()
     torch.testing.assert_close(LeaveOneOut(5)(flow, x, draws=draws).bound, expected)
 
 

@@ -81,7 +81,7 @@ def test_keeping_later_choices_would_be_biased(monkeypatch):
     flow, estimator = OWN["one layer"](), LocalExpectation()
 
     def kept(self, flow, before, changed, kept, draws, context):
-        return flow.layers[before.layer].transform.choices.encode(changed, flow.dtype)
+        return flow.layers[before.layer].transform.choices.integers(changed)
 
     monkeypatch.setattr(LocalExpectation, "_redrawn", kept)
     total = torch.zeros((), dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_keeping_later_choices_would_be_biased(monkeypatch):
 
 def test_the_last_layer_is_analytic_given_what_came_before():
     flow = zoo.make("D3 depth 2 reversed")
-    x = flow.encode(all_states((2, 2, 2)))
+    x = all_states((2, 2, 2))
     estimator = LocalExpectation()
     estimator.prepare(flow)
     draws = estimator.draw(flow, 8, torch.Generator().manual_seed(0))

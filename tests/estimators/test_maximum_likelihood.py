@@ -11,7 +11,7 @@ from enumeration import all_choices, all_states, enumerated, gradient, joint
 from xorflow import ConfigError, LatentFlow, ModelError
 from xorflow.data import Batch
 from xorflow.estimators import Loss, MaximumLikelihood, SpecialCase
-from xorflow.flows import BinaryChoices
+from xorflow.flows import Choices
 
 CLOSED = zoo.names(zoo.closed_form)
 DEEP = ["D3 depth 2 reversed", "D3 depth 2 learned base", "D2 depth 3", "K3 depth 2", "chain summable",
@@ -50,12 +50,13 @@ def test_at_depth_one_it_is_the_gradient_of_the_likelihood(name):
 def test_its_gradient_in_a_logit_is_posterior_less_prior(name):
     flow = zoo.make(name)
     x = all_states(flow.states.sizes)
-    choices, rewards = flow.last_choices(flow.start(flow.encode(x)), zoo.context(flow))
+    choices, rewards = flow.last_choices(flow.start(x), zoo.context(flow))
     logits = (
         choices.logits.detach().expand(len(x), -1).clone().requires_grad_()
     )  # one for each x: D = 1 sees none
-    (slope,) = torch.autograd.grad(BinaryChoices(logits).log_mixture(rewards).sum(), logits)
-    posterior = torch.sigmoid(logits + rewards[..., 1] - rewards[..., 0])
+    mixture = Choices(logits, flow.layers[0].layout).log_mixture(rewards)
+    (slope,) = torch.autograd.grad(mixture.sum(), logits)
+    posterior = torch.sigmoid(logits + rewards[0][..., 1] - rewards[0][..., 0])
     torch.testing.assert_close(slope, posterior - torch.sigmoid(logits), rtol=0, atol=1e-12)
 
 
@@ -65,7 +66,7 @@ def expectation(flow: LatentFlow, row: int, samples: int) -> tuple[Tensor, Tenso
     context, parameters = zoo.context(flow), trainable(flow)
     earlier = all_choices(flow, flow.depth - 1)
     with torch.no_grad():
-        trace = flow.run(flow.encode(x), draws=earlier, context=context, stop=flow.depth - 1)
+        trace = flow.run(x, draws=earlier, context=context, stop=flow.depth - 1)
         p = trace.log_p().sum((-1, -2)).exp().expand(len(earlier))
     possible = p.nonzero()[:, 0].tolist()
     total, bound = 0.0, 0.0
@@ -129,7 +130,7 @@ def test_integers_and_uniforms_mean_the_same_draws():
     x = all_states(flow.states.sizes)
     estimator = MaximumLikelihood(samples=3)
     uniforms = estimator.draw(flow, len(x), torch.Generator().manual_seed(0))
-    chosen = flow.run(flow.encode(x), draws=uniforms, stop=2).u
+    chosen = flow.run(x, draws=uniforms, stop=2).u
     by_choice = estimator(flow, x, draws=chosen)
     assert torch.equal(by_choice.surrogate, estimator(flow, x, draws=uniforms).surrogate)
 

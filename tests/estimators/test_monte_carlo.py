@@ -8,7 +8,7 @@ from torch import Tensor
 
 import zoo
 from enumeration import all_states, gradient
-from expectations import bound, encoded, everything, evidence, rows, trainable
+from expectations import bound, everything, evidence, rows, state, trainable
 from research.estimators.objectives import Objective
 from research.estimators.oracles import enumerated_value
 from xorflow import LatentFlow
@@ -60,7 +60,7 @@ def of_several(samples: int, proposal: Literal["p", "q"] = "p", sum_last: bool =
     """The bound of several samples of the two states, as a plain sum over all tuples of choices."""
     objective = Objective("samples", samples=samples, proposal=proposal, sum_last=sum_last)
     return lambda flow: torch.stack(
-        [share * enumerated_value(objective, flow, encoded(flow, row), None) for row, share in rows(flow)]
+        [share * enumerated_value(objective, flow, state(flow, row), None) for row, share in rows(flow)]
     ).sum()
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 import zoo
-from enumeration import all_choices, all_states, gradient
-from expectations import EXACT, bound_gradient, encoded, few, gap, per_draw, rows, trainable
+from enumeration import all_choices, all_states, gradient, probabilities
+from expectations import EXACT, bound_gradient, few, gap, per_draw, rows, state, trainable
 from xorflow import ConfigError, LatentFlow, ModelError
 from xorflow.estimators import ProposalPrefix, SpecialCase
 
@@ -20,7 +20,7 @@ MIXES = [0.0, 0.3, 1.0]
 def proposal(flow: LatentFlow, row: int, mix: float) -> Tensor:
     """rho(v) for every v, (T,): a share of the generator's conditionals and a share of uniform ones."""
     v = all_choices(flow)
-    log_p = flow.run(encoded(flow, row), draws=v[:, None], context=zoo.rows_of_context(flow, 1)).log_p()
+    log_p = flow.run(state(flow, row), draws=v[:, None], context=zoo.rows_of_context(flow, 1)).log_p()
     sizes = torch.tensor([layer.transform.choices.sizes for layer in flow.layers], dtype=torch.float64)
     return ((1 - mix) * log_p.detach().exp() + mix / sizes).prod(-1).prod(-1).reshape(-1).expand(len(v))
 
@@ -28,10 +28,10 @@ def proposal(flow: LatentFlow, row: int, mix: float) -> Tensor:
 def pairs(flow: LatentFlow, row: int, mix: float) -> tuple[Tensor, Tensor]:
     """Every (v, u) (N, 2, L, D) and its probability (N,): v from rho, each last u_d from p given what v has before d."""
     v, layer = all_choices(flow), flow.layers[-1]
-    x, context = flow.states.expand(encoded(flow, row), (len(v),)), zoo.rows_of_context(flow, len(v))
+    x, context = state(flow, row).expand(len(v), -1), zoo.rows_of_context(flow, len(v))
     point = flow.run(x, draws=v, context=context, stop=flow.depth - 1).end
-    choices = layer.generator_choices(point, context, layer.transform.choices.encode(v[:, -1], flow.dtype))
-    given = choices.log_probs().detach().exp().expand(len(v), -1, -1)  # (V, D, U)
+    choices = layer.generator_choices(point, context, v[:, -1])
+    given = probabilities(choices).detach().expand(len(v), -1, -1)  # (V, D, U)
     u = all_states(layer.transform.choices.sizes)
     chosen = given[:, None, torch.arange(flow.features), u[None]]  # (V, 1, U', D), for each v and u
     probability = proposal(flow, row, mix)[:, None] * chosen.reshape(len(v), len(u), -1).prod(-1)
@@ -81,9 +81,7 @@ def test_summed_out_it_is_the_mean_over_the_last_choices(name):
 def test_without_the_weights_it_would_be_biased(name, monkeypatch):
     """Where a choice sees those before it, whose law is another one under the proposal."""
     flow = zoo.make(name)
-    monkeypatch.setattr(
-        ProposalPrefix, "log_rho", lambda self, choices, v, alphabet: choices.log_prob(v).detach()
-    )
+    monkeypatch.setattr(ProposalPrefix, "log_rho", lambda self, choices, v: choices.log_prob(v).detach())
     assert gap(expectation(ProposalPrefix(0.0), flow), bound_gradient(name)) < EXACT
     assert gap(expectation(ProposalPrefix(0.3), flow), bound_gradient(name)) > 1e-3
 
@@ -109,7 +107,7 @@ def test_its_bound_is_that_of_the_special_case(mix):
     flow = zoo.make("D4 own")
     row = rows(flow)[0][0]
     draws, probability = pairs(flow, row, mix)
-    x, estimator = encoded(flow, row), ProposalPrefix(mix)
+    x, estimator = state(flow, row), ProposalPrefix(mix)
     with torch.no_grad():
         each = torch.func.vmap(lambda one: estimator.loss(flow, x, None, one[:, None]).bound)(draws)
         trace = flow.run(x, draws=all_choices(flow)[:, None])
@@ -127,16 +125,15 @@ def test_prefixes_drawn_from_uniforms_have_the_law_of_the_proposal(name, mix):
     """Every frequency among 100,000 within 4.5 of its standard errors."""
     flow, estimator = zoo.make(name), ProposalPrefix(mix)
     row, context = rows(flow)[0][0], zoo.rows_of_context(flow, COUNT)
-    x = encoded(flow, row)
-    point = flow.start(flow.states.expand(x, (COUNT,)))
+    x = state(flow, row)
+    point = flow.start(x.expand(COUNT, -1))
     uniforms = torch.rand(
         COUNT, flow.features, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
     layer = flow.layers[0]
-    v, _, _ = estimator._prefix(layer, point, uniforms, context, flow.dtype)
-    drawn = layer.transform.choices.decode(v)
+    v, _, _ = estimator._prefix(layer, point, uniforms, context)
     every, expected = all_choices(flow)[:, 0], proposal(flow, row, mix)
-    frequency = torch.stack([(drawn == one).all(-1).double().mean() for one in every])
+    frequency = torch.stack([(v == one).all(-1).double().mean() for one in every])
     error = (expected * (1 - expected) / COUNT).sqrt()
     assert bool(((frequency - expected).abs() <= 4.5 * error + 1e-12).all())
     assert float(frequency.sum()) == pytest.approx(1)
@@ -145,12 +142,12 @@ def test_prefixes_drawn_from_uniforms_have_the_law_of_the_proposal(name, mix):
 @pytest.mark.parametrize("name", ["D4 own", "K 3, 1, 2 own", "D3 context"])
 def test_without_mixing_prefixes_are_the_generators_own_draws(name):
     flow = zoo.make(name)
-    x = flow.encode(all_states(flow.states.sizes))
+    x = all_states(flow.states.sizes)
     context = zoo.rows_of_context(flow, len(x))
     uniforms = torch.rand(
         len(x), 1, flow.features, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
-    v, _, _ = ProposalPrefix()._prefix(flow.layers[0], flow.start(x), uniforms[:, 0], context, flow.dtype)
+    v, _, _ = ProposalPrefix()._prefix(flow.layers[0], flow.start(x), uniforms[:, 0], context)
     expected = flow.run(x, draws=uniforms, context=context).us[0]
     assert torch.equal(v, expected)
 

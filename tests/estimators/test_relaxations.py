@@ -15,15 +15,16 @@ from expectations import (
     bound,
     bound_gradient,
     cosine,
-    encoded,
     expected_gradient,
     few,
     gap,
     per_draw,
+    state,
 )
 from noise import expected_over, gauss, local
 from xorflow import ConfigError, FactorisedBase, LatentFlow, ModelError
 from xorflow.estimators import Analytic, Concrete, ReinMax, StraightThroughGumbel
+from xorflow.flows.likelihood import outcomes
 
 SOFT = [Concrete, StraightThroughGumbel]
 THROUGH = zoo.names(lambda flow: few(1)(flow) and not any(layer.autoregressive_in_u for layer in flow.layers))
@@ -91,13 +92,13 @@ def exact_bound(flow: LatentFlow, x: Tensor) -> Tensor:
 
 def mean_gradient(estimator, flow: LatentFlow, row: int, count: int) -> tuple[Tensor, Tensor]:
     """The mean of so many gradients in the networks' weights, and its standard error."""
-    x = encoded(flow, row)
+    x = state(flow, row)
     generator = torch.Generator().manual_seed(0)
     networks, batches = list(flow.layers.parameters()), 50
     found = []
     for _ in range(batches):
         draws = estimator.draw(flow, count // batches, generator)
-        loss = estimator.loss(flow, x.expand(count // batches, *x.shape[1:]), None, draws)
+        loss = estimator.loss(flow, x.expand(count // batches, -1), None, draws)
         found.append(-gradient(loss.surrogate, networks))
     each = torch.stack(found)
     return each.mean(0), each.std(0) / batches**0.5
@@ -110,7 +111,7 @@ def test_the_bias_is_seen_for_more_categories_and_layers(name, kind):
     flow, row = zoo.make(name), 1
     mean, error = mean_gradient(kind(tau=1.0), flow, row, 20_000)
     x = all_states(flow.states.sizes)[row][None]
-    exact = gradient(exact_bound(flow, flow.encode(x)), list(flow.layers.parameters()))
+    exact = gradient(exact_bound(flow, x), list(flow.layers.parameters()))
     varies = error > 1e-12
     assert float(((mean - exact).abs() / error)[varies].max()) > 6
     assert cosine(mean, exact) > 0.5
@@ -120,8 +121,8 @@ def test_the_bias_is_seen_for_more_categories_and_layers(name, kind):
 def test_hard_choices_have_the_right_law(name):
     """What is reported is the bound of a hard sample: its mean over 40,000 is the bound within 4.5 standard errors."""
     flow, row = zoo.make(name), 1
-    x = encoded(flow, row).expand(200, *encoded(flow, row).shape[1:])
-    exact = float(exact_bound(flow, encoded(flow, row)).detach())
+    x = state(flow, row).expand(200, -1)
+    exact = float(exact_bound(flow, state(flow, row)).detach())
     for estimator in (Concrete(), StraightThroughGumbel(), ReinMax()):
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
@@ -136,7 +137,7 @@ def test_hard_choices_have_the_right_law(name):
 
 def test_a_hard_forward_pass_is_exactly_hard():
     flow = zoo.make("D3 depth 2 reversed").float()
-    x = flow.encode(all_states((2, 2, 2)))
+    x = all_states((2, 2, 2))
     for estimator in (StraightThroughGumbel(0.3), ReinMax()):
         draws = estimator.draw(flow, 8, torch.Generator().manual_seed(0))
         loss = estimator.loss(flow, x, None, draws)
@@ -173,17 +174,18 @@ def test_reinmax_at_another_temperature_is_biased_at_depth_one_too():
 def test_reinmax_by_its_definition():
     """2 d pi_1 - d pi / 2 with pi_1 the softmax through the point halfway between sample and probabilities."""
     flow, row = zoo.make("K3 D3"), 4
-    x = encoded(flow, row)
+    x = state(flow, row)
     u = torch.tensor([[2, 0, 1]])
-    logits = flow.layers[0].generator_choices(flow.start(x), None).logits
-    hard = flow.layers[0].transform.choices.encode(u, torch.float64)
+    layer = flow.layers[0]
+    logits = layer.generator_choices(flow.start(x), None).logits.unflatten(-1, (3, 3))
+    hard = torch.nn.functional.one_hot(u, 3).double()
     pi = torch.softmax(logits, -1)
     between = ((hard + pi) / 2).detach()
     moved = torch.softmax(logits + (between.log() - logits).detach(), -1)
     weight = 2 * moved - pi / 2
     choice = hard + weight - weight.detach()
-    end = flow.layers[0].transform.relaxed_to_base(x, choice)
-    expected = gradient(flow.base.log_prob(end).sum(), list(flow.layers.parameters()))
+    (rewards,) = outcomes(layer.transform, flow.base, x)
+    expected = gradient((choice * rewards).sum(), list(flow.layers.parameters()))
     found = gradient(per_draw(ReinMax(), flow, row, u[None, None])[0], list(flow.layers.parameters()))
     assert gap(found, expected) < 1e-12
 

@@ -10,7 +10,6 @@ from expectations import (
     EXACT,
     bound,
     bound_gradient,
-    encoded,
     everything,
     expected_gradient,
     few,
@@ -19,6 +18,7 @@ from expectations import (
     per_draw,
     rows,
     small,
+    state,
     trainable,
     tuples,
 )
@@ -86,7 +86,7 @@ def test_its_value_is_the_bound_in_expectation(name):
     context = zoo.rows_of_context(flow, 1)
     for row, _ in rows(flow):
         draws, probability = tuples(flow, row, "p", 1)
-        x = encoded(flow, row)
+        x = state(flow, row)
         with torch.no_grad():
             value = torch.func.vmap(lambda u, x=x: estimator.loss(flow, x, context, u[:, None]).bound)(draws)
         torch.testing.assert_close(

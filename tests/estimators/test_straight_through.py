@@ -7,8 +7,10 @@ from torch import Tensor
 import zoo
 from enumeration import all_states, base_table_lookup, gradient, joint
 from xorflow import LatentFlow, ModelError
-from xorflow.estimators import StraightThrough
-from xorflow.flows import GREEDY, Point
+from xorflow.estimators import StraightThrough, relaxed_states
+from xorflow.estimators.relaxed_states import RelaxedPoint, corners
+from xorflow.flows import GREEDY
+from xorflow.flows.likelihood import outcomes
 
 CLOSED = zoo.names(zoo.closed_form)
 BINARY = [name for name in CLOSED if zoo.binary(zoo.make(name))]
@@ -47,7 +49,7 @@ def test_at_depth_one_in_float32(name):
     flow = zoo.make(name).float()
     parameters = network_parameters(flow)
     context = zoo.context(flow)
-    choices, rewards = flow.last_choices(flow.start(flow.encode(rows(flow))), context)
+    choices, rewards = flow.last_choices(flow.start(rows(flow)), context)
     expected = gradient(choices.expectation(rewards).sum(), parameters)
     found = straight_through(flow, rows(flow), parameters)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
@@ -58,7 +60,7 @@ def test_its_value_is_the_greedy_likelihood(name):
     flow, x = zoo.make(name), all_states(zoo.make(name).states.sizes)
     context = zoo.rows_of_context(flow, len(x))
     loss = StraightThrough()(flow, x, context)
-    expected = flow.greedy().log_likelihood(flow.encode(x), context).mean()
+    expected = flow.greedy().log_likelihood(x, context).mean()
     torch.testing.assert_close(loss.bound, expected.detach(), rtol=0, atol=1e-12)
     torch.testing.assert_close(loss.surrogate.detach(), -loss.bound, rtol=0, atol=0)
     assert loss.control is None
@@ -78,15 +80,14 @@ def multilinear(x: Tensor, u: Tensor) -> Tensor:
 
 def textbook(flow: LatentFlow, x: Tensor, xor, parameters: list[Tensor]) -> Tensor:
     """Straight-through at depth 1 written out, with a given way to compute xor."""
-    state = flow.encode(x)
+    state = x
     probability = torch.sigmoid(
         flow.layers[0].conditioner(dict.fromkeys(flow.layers[0].conditioner.sees, state))
     )
     u = probability + ((probability > 0.5).double() - probability).detach()
     y = xor(state, u)
-    return gradient(
-        (y * flow.base.log_table()[:, 1] + (1 - y) * flow.base.log_table()[:, 0]).sum(), parameters
-    )
+    low, high = flow.base.log_table()[0].unbind(-1)
+    return gradient((y * high + (1 - y) * low).sum(), parameters)
 
 
 @pytest.mark.parametrize("name", ["D2", "D4 random", "D5 explicit, two hidden layers", "D4 direct"])
@@ -108,11 +109,11 @@ def test_the_last_layer_is_exact_given_the_greedy_choices_before(name):
     context = zoo.rows_of_context(flow, len(x))
     parameters = list(flow.layers[-1].conditioner.parameters())
     with torch.no_grad():
-        before = flow.run(flow.encode(x), draws=GREEDY, context=context, stop=flow.depth - 1).end
+        before = flow.run(x, draws=GREEDY, context=context, stop=flow.depth - 1).end
     layer, total = flow.layers[-1], 0.0
     for u in all_states(layer.transform.choices.sizes):  # E[R given the greedy state], choice by choice
         trace = flow.run(before, draws=u.expand(len(x), 1, -1), context=context)
-        y = layer.transform.to_base(flow.states.decode(before.state), u.expand_as(x))
+        y = layer.transform.to_base(before.state.expand_as(x), u.expand_as(x))
         total = total + (trace.log_p().sum((-1, -2)).exp() * base_table_lookup(flow, y).sum(-1)).sum()
     expected = gradient(total, parameters)
     torch.testing.assert_close(straight_through(flow, x, parameters), expected, rtol=0, atol=1e-12)
@@ -143,7 +144,7 @@ def test_earlier_layers_are_biased(name):
 def test_the_base_gets_the_gradient_of_the_greedy_likelihood(name):
     flow, x = zoo.make(name), rows(zoo.make(name))
     context = zoo.rows_of_context(flow, len(x))
-    expected = gradient(flow.greedy().log_likelihood(flow.encode(x), context).sum(), [flow.base.logits])
+    expected = gradient(flow.greedy().log_likelihood(x, context).sum(), [flow.base.logits])
     found = straight_through(flow, x, [flow.base.logits])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
@@ -152,11 +153,11 @@ def test_separate_choices_of_location_and_scale_would_be_biased():
     """Why the choice is joint: with a one-hot for each, the reward is bilinear, the gradient wrong."""
     flow = zoo.make("affine K5")
     layer, x = flow.layers[0], rows(flow)
-    choices = layer.generator_choices(flow.start(flow.encode(x)), None)
+    choices = layer.generator_choices(flow.start(x), None)
     logits = choices.logits.detach().reshape(len(x), 2, 4, 5)  # scale, location
     parts = [logits.mean(-1).requires_grad_(), logits.mean(-2).requires_grad_()]
     scale, location = (p.softmax(-1) for p in parts)
-    table = layer.transform.outcomes(flow.base.log_table(), flow.encode(x)).reshape(len(x), 2, 4, 5)
+    table = outcomes(layer.transform, flow.base, x)[0].reshape(len(x), 2, 4, 5)
     exact = gradient(torch.einsum("nds,ndm,ndsm->", scale, location, table), parts)
     hard = [
         p + (torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1]) - p).detach() for p in (scale, location)
@@ -176,10 +177,10 @@ def test_relaxed_states_stay_integers():
     """o + (h - o) is exactly h, also in float32, so that later layers see real states."""
     for name in ("D3 depth 3", "K 2, 3 depth 3", "affine K3 depth 2"):
         flow = zoo.make(name).float()
-        point = flow.start(flow.encode(all_states(flow.states.sizes)))
-        for index, layer in enumerate(flow.layers):
-            choices = layer.generator_choices(point, None)
-            u = choices.mean + (choices.mode() - choices.mean).detach()
-            assert torch.equal(u, choices.mode())
-            point = Point(point.x, layer.transform.relaxed_to_base(point.state, u), u, index + 1)
-            assert torch.equal(point.state, point.state.round())
+        point = RelaxedPoint.of(flow, flow.start(all_states(flow.states.sizes)))
+        for layer in flow.layers:
+            choices = layer.generator_choices(point.seen(), None)
+            u = relaxed_states.straight_through(choices.mode(), choices.mean, layer.layout)
+            point = point.after(flow, u)
+            for relaxed, layout in ((u, layer.layout), (point.state, flow.base.layout)):
+                assert torch.equal(relaxed.values, corners(relaxed.integers, layout, flow.dtype))

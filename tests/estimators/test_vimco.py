@@ -101,7 +101,7 @@ def test_what_is_reported_is_the_bound(sum_last):
     context = zoo.rows_of_context(flow, 1)
     for row, share in rows(flow):
         draws, probability = tuples(flow, row, "p", 2, 2 - sum_last)
-        x = flow.encode(all_states((2, 2))[row][None])
+        x = all_states((2, 2))[row][None]
         with torch.no_grad():
             value = torch.func.vmap(lambda u, x=x: estimator.loss(flow, x, context, u[:, None]).bound)(draws)
         total += share * float((probability * value).sum())

@@ -2,90 +2,141 @@
 
 import pytest
 import torch
+from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, kl_divergence
 
-from xorflow._states import Alphabet
-from xorflow.flows import BinaryChoices, CategoricalChoices
+from enumeration import padded
+from xorflow._states import Alphabet, Layout
+from xorflow.flows import Choices
 
-SIZES = (2, 3, 4)
+SIZES = (3, 2, 4, 1, 2, 3)
 
 
 def close(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def binary(seed: int) -> tuple[BinaryChoices, Bernoulli]:
-    logits = torch.randn(7, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
-    return BinaryChoices(logits), Bernoulli(logits=logits)
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def mixed(seed: int) -> tuple[CategoricalChoices, Categorical]:
-    valid = Alphabet(SIZES).valid()
-    logits = torch.randn(7, 3, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
-    return CategoricalChoices(logits, valid), Categorical(logits=logits.masked_fill(~valid, -1e9))
+def binary(seed: int) -> tuple[Choices, Categorical]:
+    logits = random(7, 5, seed=seed) * 3
+    return Choices(logits, Layout(Alphabet([2] * 5))), Categorical(
+        logits=torch.stack((torch.zeros_like(logits), logits), -1)
+    )
 
 
-def test_binary_nodes_are_bernoulli():
-    (choices, reference), (other, other_reference) = binary(0), binary(1)
+def mixed(seed: int) -> tuple[Choices, Categorical]:
+    """Packed logits, and one table of them all."""
+    alphabet = Alphabet(SIZES)
+    packed = random(7, alphabet.flat, seed=seed) * 3
+    table = torch.full((7, len(SIZES), 4), -1e9, dtype=torch.float64)
+    for d, size in enumerate(SIZES):
+        of_feature = packed[:, alphabet.logit_features == d]
+        table[:, d, :size] = (
+            torch.cat((torch.zeros_like(of_feature), of_feature), -1) if size == 2 else of_feature
+        )
+    return Choices(packed, Layout(alphabet)), Categorical(logits=table)
+
+
+KINDS = pytest.mark.parametrize("make", [binary, mixed])
+
+
+def values_of(choices: Choices, seed: int) -> list[Tensor]:
+    return [random(*part.shape, seed=seed + n) for n, part in enumerate(choices.log_probs())]
+
+
+def test_bits_are_bernoulli():
+    logits, other = random(7, 5, seed=0) * 3, random(7, 5, seed=1) * 3
+    layout = Layout(Alphabet([2] * 5))
+    close(Choices(logits, layout).mean, Bernoulli(logits=logits).mean)
+    close(
+        Choices(logits, layout).kl(Choices(other, layout)),
+        kl_divergence(Bernoulli(logits=logits), Bernoulli(logits=other)),
+    )
+    assert Choices(logits, layout).binary
+
+
+@KINDS
+def test_choices_are_categorical(make):
+    (choices, reference), (other, other_reference) = make(0), make(1)
     u = reference.sample()
-    close(choices.mean, reference.mean)
+    close(
+        padded(choices.log_probs(), choices.alphabet).exp()[reference.probs > 0],
+        reference.probs[reference.probs > 0],
+    )
     close(choices.log_prob(u), reference.log_prob(u))
+    close(choices.log_prob(u.to(torch.uint8)), reference.log_prob(u))
     close(choices.entropy(), reference.entropy())
     close(choices.kl(other), kl_divergence(reference, other_reference))
-    close(choices.log_probs().exp().sum(-1), torch.ones(7, 5).double())
-    assert torch.equal(choices.mode(), (reference.mean > 0.5).double())
+    assert torch.equal(choices.mode().long(), reference.probs.argmax(-1))
+    assert choices.mode().dtype == torch.uint8
 
 
-def test_categorical_nodes_are_categorical():
-    (choices, reference), (other, other_reference) = mixed(0), mixed(1)
-    index = reference.sample()
-    u = torch.nn.functional.one_hot(index, 4).double()
-    close(choices.mean, reference.probs)
-    close(choices.log_prob(u), reference.log_prob(index))
-    close(choices.entropy(), reference.entropy())
-    close(choices.kl(other), kl_divergence(reference, other_reference))
-    assert torch.equal(choices.mode().argmax(-1), reference.probs.argmax(-1))
+@KINDS
+def test_means_are_probabilities_in_the_layout_of_logits(make):
+    choices, reference = make(0)
+    for d, size in enumerate(choices.alphabet.sizes):
+        of_feature = choices.mean[:, choices.alphabet.logit_features == d]
+        close(of_feature, reference.probs[:, d, 1:2] if size == 2 else reference.probs[:, d, :size])
 
 
-@pytest.mark.parametrize("make", [binary, mixed])
+@KINDS
+def test_leading_shapes_broadcast(make):
+    choices, reference = make(0)
+    u = reference.sample((3,))
+    close(choices.log_prob(u), reference.log_prob(u))
+    close(choices.log_prob(u[0, :1].unsqueeze(0)), reference.log_prob(u[0, :1].unsqueeze(0)))
+
+
+@KINDS
 def test_expectations_are_sums_over_choices(make):
     choices, _ = make(2)
-    p = choices.log_probs().exp()
-    values = torch.randn(p.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    close(choices.expectation(values), (p * values).sum(-1))
-    close(choices.log_mixture(values), (p * values.exp()).sum(-1).log())
+    values = values_of(choices, 3)
+    pairs = list(zip(choices.log_probs(), values, strict=True))
+    ones = [(log_p.exp() * v).sum(-1, keepdim=True) for log_p, v in pairs]
+    mixed_ones = [(log_p.exp() * v.exp()).sum(-1, keepdim=True).log() for log_p, v in pairs]
+    close(choices.expectation(values), by_feature(choices, ones))
+    close(choices.log_mixture(values), by_feature(choices, mixed_ones))
 
 
-@pytest.mark.parametrize("make", [binary, mixed])
+def by_feature(choices: Choices, parts: list[Tensor]) -> Tensor:
+    out = torch.empty(7, choices.alphabet.features, dtype=torch.float64)
+    for group, part in zip(choices.alphabet.groups, parts, strict=True):
+        out[:, list(group.features)] = part.squeeze(-1)
+    return out
+
+
+@KINDS
 def test_draws_invert_the_distribution_function(make):
     """A grid of uniforms meets each choice as often as its probability says, to one step of the grid."""
-    choices, _ = make(4)
-    p = choices.log_probs().exp()
+    choices, reference = make(4)
     grid = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
-    u = choices.sample(grid[:, None, None].expand(-1, *p.shape[:-1]))
-    share = torch.stack((1 - u, u), -1).mean(0) if isinstance(choices, BinaryChoices) else u.mean(0)
-    assert float((share - p).abs().max()) < 1 / 2000
+    u = choices.sample(grid[:, None, None].expand(-1, *reference.probs.shape[:-1])).long()
+    share = torch.nn.functional.one_hot(u, reference.probs.shape[-1]).double().mean(0)
+    assert float((share - reference.probs).abs().max()) < 1 / 2000
 
 
-@pytest.mark.parametrize("make", [binary, mixed])
+@KINDS
 def test_extreme_uniforms_meet_existing_choices(make):
     choices, _ = make(5)
-    shape = choices.log_probs().shape[:-1]
+    shape = (7, choices.alphabet.features)
     for uniform in (0.0, 1.0, 1 + 1e-6):  # the last as if rounding had left the sum just below 1
         u = choices.sample(torch.full(shape, uniform, dtype=torch.float64))
         assert bool((choices.log_prob(u) > -100).all())
 
 
 def test_ties_take_the_first_choice():
-    assert BinaryChoices(torch.zeros(3)).mode().tolist() == [0, 0, 0]
-    assert CategoricalChoices(torch.zeros(1, 3), torch.ones(1, 3).bool()).mode().tolist() == [[1, 0, 0]]
+    layout = Layout(Alphabet((3, 2, 3)))
+    assert Choices(torch.zeros(layout.alphabet.flat), layout).mode().tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("make", [binary, mixed])
+@KINDS
 def test_extreme_logits_stay_finite(make):
     choices, _ = make(6)
     choices.logits = (choices.logits * 1e4).requires_grad_()
-    values = -torch.ones_like(choices.log_probs())
+    values = [-torch.ones_like(part) for part in choices.log_probs()]
     total = choices.entropy().sum() + choices.log_mixture(values).sum() + choices.expectation(values).sum()
     total.backward()
     assert bool(torch.isfinite(total))
@@ -102,11 +153,12 @@ def test_a_mixture_under_vmap_is_one_after_the_other(in_dims):
     values = values if in_dims[1] is None else torch.stack([values * k for k in range(3)], in_dims[1])
     logits.requires_grad_()
     values.requires_grad_()
+    layout = Layout(Alphabet([2] * 5))
 
-    def one(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        return BinaryChoices(logits).log_mixture(values)
+    def one(logits: Tensor, values: Tensor) -> Tensor:
+        return Choices(logits, layout).log_mixture([values])
 
-    def of(tensor: torch.Tensor, dim: int | None, k: int) -> torch.Tensor:
+    def of(tensor: Tensor, dim: int | None, k: int) -> Tensor:
         return tensor if dim is None else tensor.select(dim, k)
 
     found = torch.vmap(one, in_dims)(logits, values)

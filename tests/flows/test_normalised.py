@@ -10,6 +10,7 @@ from xorflow import MADE, FactorisedBase, LatentFlow, Layer
 NAMES = zoo.names()
 
 
+@torch.no_grad()
 def log_prob(flow: LatentFlow) -> torch.Tensor:
     context = zoo.context(flow)
     return flow(None if context is None else context[0]).log_prob(all_states(flow.states.sizes))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import zoo
-from enumeration import all_choices, all_states, base_table_lookup, enumerated
+from enumeration import all_choices, all_states, base_table_lookup, enumerated, padded
 from xorflow import MADE, MLP, FactorisedBase, LatentFlow, Layer, ModelError, ModularAffine, ModularShift
 from xorflow.flows import Point
 
@@ -13,19 +13,19 @@ from xorflow.flows import Point
 def test_given_choices_are_recorded_as_they_are(name):
     flow = zoo.make(name)
     u = all_choices(flow)
-    x = flow.encode(all_states(flow.states.sizes)[:1])
+    x = all_states(flow.states.sizes)[:1]
     trace = flow.run(x, draws=u, context=zoo.context(flow))
-    assert trace.u.dtype == torch.uint8
+    assert trace.u.dtype == trace.end.state.dtype == torch.uint8
     assert torch.equal(trace.u.long(), u)
     assert trace.log_p().shape == u.shape
-    assert torch.equal(flow.states.decode(trace.end.state), enumerated(name).y[:, 0])
+    assert torch.equal(trace.end.state, enumerated(name).y[:, 0])
 
 
 @pytest.mark.parametrize("name", zoo.names(lambda flow: flow.depth > 1))
 def test_a_pass_can_be_cut_and_continued(name):
     flow = zoo.make(name)
     noise = torch.rand(40, flow.depth, flow.features, generator=torch.Generator().manual_seed(0)).double()
-    x = flow.encode(flow.base.sample(noise[:, 0]))
+    x = flow.base.sample(noise[:, 0])
     context = zoo.context(flow)
     whole = flow.run(x, draws=noise, context=context)
     first = flow.run(x, draws=noise[:, :1], context=context, stop=1)
@@ -41,7 +41,7 @@ def test_a_pass_can_be_cut_and_continued(name):
 @pytest.mark.parametrize("name", zoo.names(lambda flow: flow.has_posterior))
 def test_choices_from_the_posterior_are_scored_by_both(name):
     flow = zoo.make(name)
-    x = flow.encode(all_states(flow.states.sizes))
+    x = all_states(flow.states.sizes)
     u = all_choices(flow)[:, None]
     context = zoo.context(flow)
     by_q = flow.run(x, draws=u, context=context, proposal="q")
@@ -55,7 +55,7 @@ def test_choices_from_the_posterior_are_scored_by_both(name):
 
 def test_leading_shapes_broadcast():
     flow = zoo.make("D3 depth 2 own first")
-    x = flow.encode(all_states(flow.states.sizes))
+    x = all_states(flow.states.sizes)
     noise = torch.rand(6, 8, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     trace = flow.run(x, draws=noise)
     assert trace.u.shape == trace.log_p().shape == (6, 8, 2, 3)
@@ -65,14 +65,14 @@ def test_leading_shapes_broadcast():
 
 def test_a_first_layer_is_computed_once_for_all_samples():
     flow = zoo.make("D3 depth 2 reversed")
-    trace = flow.run(flow.encode(all_states((2,) * 3)), draws=torch.rand(50, 8, 2, 3).double())
+    trace = flow.run(all_states((2,) * 3), draws=torch.rand(50, 8, 2, 3).double())
     assert trace.generator[0].logits.shape == (8, 3)
     assert trace.generator[1].logits.shape == (50, 8, 3)
 
 
 def test_choices_carry_no_gradient_and_log_terms_do():
     flow = zoo.make("K 2, 3 depth 3")
-    trace = flow.run(flow.encode(all_states((2, 3))), draws=torch.rand(6, 3, 2).double())
+    trace = flow.run(all_states((2, 3)), draws=torch.rand(6, 3, 2).double())
     assert not any(u.requires_grad for u in trace.us)
     assert trace.log_p().requires_grad
 
@@ -81,11 +81,11 @@ def test_choices_carry_no_gradient_and_log_terms_do():
 def test_rewards_of_the_last_layer_by_choice(name):
     flow = zoo.make(name)
     layer, x = flow.layers[-1], all_states(flow.states.sizes)
-    state = flow.encode(x)
+    state = x
     previous = torch.zeros(len(x), flow.features, dtype=torch.int64)
-    previous = layer.transform.choices.encode(previous, flow.dtype) if flow.is_chain else None
-    _, rewards = flow.last_choices(Point(state, state, previous, flow.depth - 1), zoo.context(flow))
-    sizes = torch.tensor(layer.transform.choices.sizes)
+    previous = previous if flow.is_chain else None
+    choices, rewards = flow.last_choices(Point(state, state, previous, flow.depth - 1), zoo.context(flow))
+    rewards, sizes = padded(rewards, choices.alphabet), torch.tensor(layer.transform.choices.sizes)
     for u in range(layer.transform.choices.width):
         real = (u < sizes).nonzero()[:, 0]
         y = layer.transform.to_base(x, torch.where(u < sizes, u, 0).expand_as(x))
@@ -97,13 +97,13 @@ def test_rewards_of_the_last_layer_by_choice(name):
 def test_a_layer_that_sees_its_own_choice_cannot_be_summed_out():
     flow = zoo.make("D4 own")
     with pytest.raises(ModelError, match="cannot be summed out"):
-        flow.log_marginal(flow.start(torch.zeros(1, 4).double()))
+        flow.log_marginal(flow.start(torch.zeros(1, 4, dtype=torch.int64)))
 
 
 def test_a_posterior_is_needed_to_draw_from_it():
     flow = zoo.make("D2")
     with pytest.raises(ModelError, match=r"posterior in every layer; build Layer\(\.\.\., posterior"):
-        flow.run(torch.zeros(1, 2).double(), draws="greedy", proposal="q")
+        flow.run(torch.zeros(1, 2, dtype=torch.int64), draws="greedy", proposal="q")
 
 
 BASE = FactorisedBase(3)

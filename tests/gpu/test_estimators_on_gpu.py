@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from xorflow._cuda.steps import CapturedEngine
+from tiny_runs import make_steps
+from xorflow._cuda.steps import CapturedSteps
 from xorflow.training import Options, Trainer
 from xorflow.training.build import build_data, build_estimator, build_flow
-from xorflow.training.engine import EagerEngine
 
 SMALL = {
     "hidden": [64],
@@ -38,25 +38,19 @@ def _trainer(estimator: str, layers: int, seed: int = 0) -> Trainer:
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("estimator", [*ESTIMATORS, "analytic", "local-expectation"])
-def test_captured_steps_are_the_eager_ones(estimator: str, layers: int) -> None:
+def test_captured_steps_are_the_plain_ones(estimator: str, layers: int) -> None:
     deep_only = "sum_last" in estimator and estimator.startswith(("rebar", "relax", "double-cv"))
     if (layers == 1 and deep_only) or (layers == 2 and estimator in ("analytic", "local-expectation")):
         return  # refused
     weights = []
-    for kind in (EagerEngine, CapturedEngine):
+    for is_captured in (False, True):
         trainer = _trainer(estimator, layers)
-        engine = (
-            EagerEngine(trainer.machinery) if kind is EagerEngine else CapturedEngine(trainer.machinery, 0)
-        )
-        engine.begin_epoch(trainer.row_order(0), 0)
-        made = 0
-        while made < 9:
-            made += engine.advance(made, made, 9 - made)
+        make_steps(trainer, CapturedSteps(trainer, 0) if is_captured else None, 9)
         weights.append(
             [
-                *(p.detach().clone() for p in trainer.step_module.parameters()),
-                *(b.detach().clone() for b in trainer.step_module.buffers()),  # what baselines remember
-                trainer._bound_sum.clone(),
+                *(p.detach().clone() for p in trainer.module.parameters()),
+                *(b.detach().clone() for b in trainer.module.buffers()),  # what baselines remember
+                trainer.bound_sum.clone(),
             ]
         )
     for plain, captured in zip(*weights, strict=True):

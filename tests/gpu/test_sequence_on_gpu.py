@@ -7,12 +7,13 @@ import pytest
 import torch
 
 import xorflow as xf
-from xorflow._cuda.steps import CapturedEngine
-from xorflow.flows import SampleNoise, ways
+from tiny_runs import make_steps
+from xorflow._cuda.steps import CapturedSteps
+from xorflow.flows import SampleNoise
+from xorflow.flows.sampling import by_passes
 from xorflow.training import Options, Trainer, init_from_data
 from xorflow.training.build import build_data, build_estimator, build_flow
-from xorflow.training.devices import default_generator
-from xorflow.training.engine import EagerEngine, choose_engine
+from xorflow.training.devices import dropout_generator
 from xorflow.training.optimiser import FusedAdam
 
 CUDA = torch.device("cuda", 0)
@@ -53,34 +54,31 @@ def _trainer(**options: Any) -> Trainer:
     return Trainer(flow, build_estimator(chosen.estimator), dataset, chosen)
 
 
-def _advance(trainer: Trainer, engine: EagerEngine | CapturedEngine, steps: int) -> float:
+def _advance(trainer: Trainer, captured: CapturedSteps | None, steps: int) -> float:
     """The mean of the bound over the first steps."""
-    engine.begin_epoch(trainer.row_order(0), 0)
-    made = 0
-    while made < steps:
-        made += engine.advance(made, made, steps - made)
-    return float(trainer._bound_sum) / steps
+    make_steps(trainer, captured, steps)
+    return float(trainer.bound_sum) / steps
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_captured_steps_are_the_eager_ones(kind: str) -> None:
+def test_captured_steps_are_the_plain_ones(kind: str) -> None:
     """To rounding: some fused kernels add up gradients in an order that changes."""
-    eager, captured = _trainer(**KINDS[kind]), _trainer(**KINDS[kind])
-    engine, reason = choose_engine(captured.machinery, 0)
-    assert isinstance(engine, CapturedEngine), reason
-    expected = _advance(eager, EagerEngine(eager.machinery), 11)
-    assert _advance(captured, engine, 11) == pytest.approx(expected, rel=2e-3)
+    plain, trainer = _trainer(**KINDS[kind]), _trainer(**KINDS[kind])
+    captured = trainer.captured_steps()
+    assert captured is not None, trainer.not_captured
+    expected = _advance(plain, None, 11)
+    assert _advance(trainer, captured, 11) == pytest.approx(expected, rel=2e-3)
 
 
 @pytest.mark.parametrize("kind", ["transformer", "mixture", "recurrent"])
 def test_weights_that_change_beside_the_backward_pass_are_those_that_change_after_it(kind: str) -> None:
     """All but the few whose first gradients are so small that rounding turns Adam's step around."""
-    eager, captured = (_trainer(**KINDS[kind], precision="32-true") for _ in range(2))
-    assert isinstance(captured.machinery.optimiser, FusedAdam)
-    _advance(eager, EagerEngine(eager.machinery), 3)
-    _advance(captured, CapturedEngine(captured.machinery, 0), 3)
-    for expected, found in zip(eager.flow.parameters(), captured.flow.parameters(), strict=True):
-        apart = (found - expected).abs() > 0.1 * eager.options.lr
+    plain, captured = (_trainer(**KINDS[kind], precision="32-true") for _ in range(2))
+    assert isinstance(captured.optimiser, FusedAdam)
+    _advance(plain, None, 3)
+    _advance(captured, CapturedSteps(captured, 0), 3)
+    for expected, weight in zip(plain.flow.parameters(), captured.flow.parameters(), strict=True):
+        apart = (weight - expected).abs() > 0.1 * plain.options.lr
         assert float(apart.double().mean()) < 0.01
 
 
@@ -88,9 +86,10 @@ def test_weights_that_change_beside_the_backward_pass_are_those_that_change_afte
 def test_dropout_in_a_captured_step_follows_the_generator(conditioner: str) -> None:
     def bound(seed: int) -> float:
         trainer = _trainer(conditioner=conditioner, dropout=0.5)
-        engine = CapturedEngine(trainer.machinery, 0)
-        default_generator(CUDA).manual_seed(seed)
-        return _advance(trainer, engine, 1)
+        captured, generator = CapturedSteps(trainer, 0), dropout_generator(trainer.flow, CUDA)
+        assert generator is not None
+        generator.manual_seed(seed)
+        return _advance(trainer, captured, 1)
 
     first, again, other = bound(1), bound(1), bound(2)
     assert again == pytest.approx(first, rel=1e-6)
@@ -100,7 +99,7 @@ def test_dropout_in_a_captured_step_follows_the_generator(conditioner: str) -> N
 @pytest.mark.parametrize("conditioner", ["transformer", "recurrent"])
 def test_cached_samples_are_those_of_whole_passes(conditioner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flow = _trainer(conditioner=conditioner, precision="64-true").flow.double().eval()
-    noise = SampleNoise.draw(flow, torch.Size([8]), torch.Generator(CUDA).manual_seed(0))
+    noise = SampleNoise.draw(flow, 8, torch.Generator(CUDA).manual_seed(0))
     found = flow.sample_with(noise)
     monkeypatch.setattr(type(flow.layers[0].conditioner), "incremental", lambda *_: None)
     assert torch.equal(flow.sample_with(noise), found)
@@ -109,17 +108,16 @@ def test_cached_samples_are_those_of_whole_passes(conditioner: str, monkeypatch:
 @torch.no_grad()
 def _assert_launched(flow: xf.LatentFlow, context: torch.Tensor | None = None) -> None:
     """Captured steps give the very integers of whole passes, without a pass that mends them."""
-    noise = SampleNoise.draw(flow, torch.Size([8]), torch.Generator(CUDA).manual_seed(0))
+    noise = SampleNoise.draw(flow, 8, torch.Generator(CUDA).manual_seed(0))
     net = flow.layers[0].conditioner
     decoder = net.incremental(8, context, 56)
     assert decoder is not None
     order = torch.tensor(net.order, device=CUDA)
-    y = flow.base.sample(noise.base).double().index_select(1, order)
+    y = flow.base.sample(noise.base).index_select(1, order)
     found = decoder.decode(y, noise.layers[:, 0].index_select(1, order))
     assert found is not None, "steps are not captured"
-    with ways.only("passes"):
-        expected = flow.sample_with(noise, context)
-    assert torch.equal(found.long(), expected.index_select(1, order))
+    expected = by_passes(flow.layers[0], flow.base.sample(noise.base), noise.layers[:, 0], context)
+    assert torch.equal(found, expected.index_select(1, order))
 
 
 @pytest.mark.parametrize("changes", [{}, {"rotary": True, "skip": 0.01}, {"label": True}])
@@ -142,7 +140,7 @@ def test_a_hundred_samples_of_the_large_transformer_take_a_second() -> None:
 
 def test_rounded_products_hardly_change_a_likelihood() -> None:
     trainer = _trainer(conditioner="transformer", width=64)
-    _advance(trainer, EagerEngine(trainer.machinery), 20)
+    _advance(trainer, None, 20)
     x = xf.data.mnist().test.values[:200].to(CUDA)
     exact = xf.evaluate.exact(trainer.flow, x)
     rounded = xf.evaluate.exact(trainer.flow, x, autocast=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The captured engine against the eager one, and interrupted runs, on a CUDA device."""
+"""Captured steps against plain ones, and interrupted runs, on a CUDA device."""
 
 from pathlib import Path
 
@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tiny_runs import StopAt
-from xorflow._cuda.steps import CapturedEngine
+from tiny_runs import StopAt, continue_run, make_steps, train_run
+from xorflow._cuda.steps import CapturedSteps
 from xorflow.errors import TrainingError
 from xorflow.estimators import Loss, MaximumLikelihood
 from xorflow.flows import LatentFlow
-from xorflow.training import Interrupted, Job, Options, Trainer, muon, resume_run, run_jobs, train_run
+from xorflow.training import Interrupted, Job, Options, Trainer, muon, run_jobs
 from xorflow.training.build import build_data, build_estimator, build_flow
-from xorflow.training.engine import EagerEngine, choose_engine
 from xorflow.training.storage import load_tensors
 
 SMALL = {"hidden": [64], "epochs": 2, "batch_size": 250, "validation": 54_000, "device": "cuda"}
@@ -50,31 +49,23 @@ def _trainer(**options: object) -> Trainer:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_captured_steps_are_the_eager_ones(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_steps_are_the_plain_ones(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # rounded, the least difference becomes a large one wherever a gradient is almost nothing
     exact = muon.orthogonal
     monkeypatch.setattr(muon, "orthogonal", lambda matrices: exact(matrices.double()).to(matrices.dtype))
     weights = []
-    for engine_class in (EagerEngine, CapturedEngine):
+    for is_captured in (False, True):
         trainer = _trainer(**KINDS[kind])
-        engine = (
-            EagerEngine(trainer.machinery)
-            if engine_class is EagerEngine
-            else CapturedEngine(trainer.machinery, 0)
-        )
-        engine.begin_epoch(trainer.row_order(0), 0)
-        made = 0
-        while made < 11:
-            made += engine.advance(made, made, 11 - made)
-        weights.append([*(p.detach().clone() for p in trainer.flow.parameters()), trainer._bound_sum.clone()])
+        make_steps(trainer, CapturedSteps(trainer, 0) if is_captured else None, 11)
+        weights.append([*(p.detach().clone() for p in trainer.flow.parameters()), trainer.bound_sum.clone()])
     for plain, captured in zip(*weights, strict=True):
         torch.testing.assert_close(captured, plain, rtol=1e-5, atol=AMPLIFIED.get(kind, 1e-6))
 
 
-def test_the_captured_engine_is_chosen() -> None:
-    engine, reason = choose_engine(_trainer().machinery, 0)
-    assert isinstance(engine, CapturedEngine)
-    assert reason is None
+def test_captured_steps_are_chosen() -> None:
+    trainer = _trainer()
+    assert trainer.captured_steps() is not None
+    assert trainer.not_captured is None
 
 
 class _AsksTheHost(MaximumLikelihood):
@@ -106,9 +97,9 @@ def test_a_capture_that_fails_leaves_the_plain_path(caplog: pytest.LogCaptureFix
     for tried, plain in zip(found[0].flow.parameters(), found[1].flow.parameters(), strict=True):
         torch.testing.assert_close(tried, plain, rtol=1e-5, atol=1e-6)
     assert torch.equal(found[0].generator.get_state(), found[1].generator.get_state())
-    engine, reason = choose_engine(_trainer().machinery, 0)
-    assert isinstance(engine, CapturedEngine)
-    assert reason is None
+    trainer = _trainer()
+    assert trainer.captured_steps() is not None
+    assert trainer.not_captured is None
 
 
 @pytest.mark.parametrize("kind", ["average and clip", "marginal, depth 2", "running mean"])
@@ -117,7 +108,7 @@ def test_an_interrupted_run_resumes_to_the_same_weights(kind: str, tmp_path: Pat
     train_run(options, tmp_path / "whole")
     with pytest.raises(Interrupted):
         train_run(options, tmp_path / "parts", StopAt((16,)))
-    resume_run(tmp_path / "parts", {})
+    continue_run(tmp_path / "parts", {})
     whole, parts = (load_tensors(tmp_path / name, "weights") for name in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 

@@ -9,22 +9,13 @@ import pytest
 import torch
 
 from research.depth.codes import _most_independent, choose_code, coded_flow
-from tiny_runs import StopAt, assert_same_run
+from tiny_runs import StopAt, assert_same_run, continue_run, train_run
 from xorflow import FactorisedBase, LatentFlow, evaluate
 from xorflow.conditioners import Source
 from xorflow.data import Split
 from xorflow.errors import ConfigError
 from xorflow.flows import with_base
-from xorflow.training import (
-    Interrupted,
-    Observer,
-    Options,
-    build_data,
-    open_run,
-    prepare_run,
-    resume_run,
-    train_run,
-)
+from xorflow.training import Interrupted, Observer, Options, build_data, create_run, open_run
 
 COINS = 5
 
@@ -72,8 +63,8 @@ def train(
     chosen: Options, out: Path, observer: Observer | None = None, code: tuple[int, int] = (1, 5)
 ) -> None:
     """A run as the study of depth makes it."""
-    prepare_run(new_flow(chosen, code), chosen.without_model(), build_data(chosen), out)
-    resume_run(out, {}, observer)
+    create_run(chosen.without_model(), out, model=new_flow(chosen, code), dataset=build_data(chosen))
+    continue_run(out, {}, observer)
 
 
 def every(count: int) -> torch.Tensor:
@@ -117,7 +108,7 @@ def test_writers_flip_the_slot_of_the_word_and_nothing_else(of_tosses: Path, lay
             len(group.codewords) == len(set(map(tuple, group.codewords.tolist()))) == 7
         )  # all but the silent one
         rows = rows_with(group.features, still)
-        x = flow.encode(rows.to(torch.uint8))
+        x = rows.to(torch.uint8)
         trace = flow.run(x, draws="greedy", stop=layers - 1)
         changed = (trace.end.state != rows).float()
         assert float(changed[:, group.features].sum()) == 0
@@ -137,8 +128,8 @@ def test_how_often_slots_are_one_after_writing(of_tosses: Path) -> None:
     chosen = options(of_tosses.parent, data=str(of_tosses), order="natural")
     flow, rows = new_flow(chosen, (2, 3)), build_data(chosen).train
     code = choose_code(2, 3, rows, 2)
-    written = flow.run(flow.encode(rows.values), draws="greedy", stop=1).end.state
-    assert torch.allclose(code.written(), written.mean(0), atol=0.01)
+    written = flow.run(rows.values, draws="greedy", stop=1).end.state
+    assert torch.allclose(code.written(), written.float().mean(0), atol=0.01)
 
 
 def test_data_whose_slots_are_usually_one_are_coded_as_well(folder: Path, tmp_path: Path) -> None:
@@ -231,7 +222,7 @@ def test_a_flow_with_a_code_is_a_distribution_and_is_sampled_from(tmp_path: Path
     train(chosen, tmp_path / "run", code=(1, 3))
     flow = with_base(open_run(tmp_path / "run").latent, FactorisedBase(10)).double()
     rows = every(10).to(torch.uint8)
-    probabilities = flow.log_likelihood(flow.encode(rows)).detach().exp()  # by enumeration of all choices
+    probabilities = flow.log_likelihood(rows).detach().exp()  # by enumeration of all choices
     assert float(probabilities.sum()) == pytest.approx(1, abs=1e-9)
     drawn = flow().sample((20_000,), generator=torch.Generator().manual_seed(0))
     index = (drawn.long() * 2 ** torch.arange(9, -1, -1)).sum(1)
@@ -245,7 +236,7 @@ def test_a_run_with_a_code_resumes(folder: Path, tmp_path: Path) -> None:
     train(options(folder, epochs=2), tmp_path / "whole")
     with pytest.raises(Interrupted):
         train(options(folder, epochs=2), tmp_path / "cut", StopAt({12}))
-    resume_run(tmp_path / "cut", {})
+    continue_run(tmp_path / "cut", {})
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
 
 

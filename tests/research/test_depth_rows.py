@@ -13,7 +13,7 @@ from tiny_runs import read
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError
 from xorflow.training import Options, build_data, build_flow
-from xorflow.training.run import begin_run, check_run
+from xorflow.training.run import check_run, create_run
 
 BY_ID = {row.id: row for row in DEPTH_ROWS}
 
@@ -129,6 +129,6 @@ def test_the_steps_of_a_row_can_be_captured(
 ) -> None:
     options = find_budget("smoke").options(BY_ID[name].options("ours"), "select", digits)
     options = options.replace(device="cpu", epochs=1)
-    run = begin_run(options, tmp_path / "run", dataset=dataset)
+    run = create_run(options, tmp_path / "run", dataset=dataset)
     assert run.estimator.not_capturable(run.flow) is None
     run.train()

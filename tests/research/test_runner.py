@@ -13,9 +13,9 @@ from research.files import RunName
 from research.paper.study import PAPER
 from research.rows import TrainedRow, chosen
 from research.runner import Runner, final_epochs
-from tiny_runs import StopAt, read
+from tiny_runs import StopAt, read, train_run
 from xorflow.errors import ConfigError
-from xorflow.training import Interrupted, train_run
+from xorflow.training import Interrupted
 
 
 def request(folder: Path, rows: str = "marginal", **changes: Any) -> Request:

@@ -15,12 +15,12 @@ from research.estimators.models import STUDY_BUDGETS, _Keeper, own_models
 from research.estimators.names import default_estimators, parse_estimators
 from research.estimators.study import Study, StudyRequest
 from research.estimators.training import TrainingComparison
-from tiny_runs import read, rows_file, tiny_dataset, tiny_options
+from tiny_runs import read, rows_file, tiny_dataset, tiny_options, train_run
 from xorflow import fit
 from xorflow.errors import ConfigError, Intractable, ModelError
-from xorflow.training import ESTIMATORS, Interrupted, build_estimator, open_run, train_run
+from xorflow.training import ESTIMATORS, Interrupted, build_estimator, open_run
 from xorflow.training import jobs as training_jobs
-from xorflow.training.run import begin_run, untrained
+from xorflow.training.run import create_run, untrained
 
 FEW = ("straight-through", "disarm")
 
@@ -187,7 +187,7 @@ def test_a_run_is_studied_on_its_own_data(run: Path, tmp_path: Path) -> None:
 
 def test_the_start_of_a_run_is_where_its_training_began(run: Path, tmp_path: Path) -> None:
     opened = open_run(run)
-    fresh = begin_run(opened.options, tmp_path / "fresh").flow.state_dict()
+    fresh = create_run(opened.options, tmp_path / "fresh").flow.state_dict()
     begun = untrained(opened).state_dict()
     assert all(torch.equal(fresh[name], begun[name]) for name in fresh)
 

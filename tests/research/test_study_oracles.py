@@ -12,12 +12,12 @@ from expectations import (
     BIASED,
     EXACT,
     bound,
-    encoded,
     evidence,
     expected_surrogate,
     gap,
     networks,
     rows,
+    state,
     trainable,
     with_a_past,
 )
@@ -37,7 +37,7 @@ def value(objective: Objective, flow: LatentFlow) -> Tensor:
     """The objective of the two states that expectations are taken over, each with its share."""
     context = zoo.rows_of_context(flow, 1)
     parts = [
-        share * enumerated_value(objective, flow, encoded(flow, row), context) for row, share in rows(flow)
+        share * enumerated_value(objective, flow, state(flow, row), context) for row, share in rows(flow)
     ]
     return torch.stack(parts).sum()
 
@@ -57,7 +57,7 @@ def test_closed_forms_are_what_enumeration_gives(name: str, kind) -> None:
     exact = closed_form(Objective(kind))
     assert exact is not None
     loss = sum(
-        share * -exact.loss(flow, encoded(flow, row), zoo.rows_of_context(flow, 1), None).surrogate
+        share * -exact.loss(flow, state(flow, row), zoo.rows_of_context(flow, 1), None).surrogate
         for row, share in rows(flow)
     )
     assert isinstance(loss, Tensor)
@@ -318,7 +318,7 @@ def test_the_map_has_the_variance_of_every_feature() -> None:
         x, _ = study._batch
         nodes, outcomes = study.flow.last_choices(study.flow.start(x), None)
         f = nodes.mean
-        best = (1 - f) * outcomes[..., 1] + f * outcomes[..., 0]
+        best = (1 - f) * outcomes[0][..., 1] + f * outcomes[0][..., 0]
         expected = (f * (1 - f) * best.square()).sum(0) / len(x) ** 2
     torch.testing.assert_close(
         found, expected, rtol=0.2, atol=0

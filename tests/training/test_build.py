@@ -150,7 +150,7 @@ def test_options_reach_the_model(tmp_path: Path) -> None:
     assert flow.depth == 2
     assert [type(layer.conditioner) for layer in flow.layers] == [MADE, MADE]
     assert not flow.base.logits.requires_grad
-    assert flow.base.log_table().exp()[:, 0].tolist() == pytest.approx([0.7] * 6)
+    assert flow.base.log_table()[0].exp()[:, 0].tolist() == pytest.approx([0.7] * 6)
 
 
 CHAIN = [{"x": "before"}, {"previous": "up to"}, {"previous": "up to"}]
@@ -235,18 +235,18 @@ def test_an_ordering_that_does_not_exist(tmp_path: Path) -> None:
 def test_frequencies_are_smoothed_and_know_intensities() -> None:
     fixed = Split(torch.tensor([[0, 2], [0, 1]], dtype=torch.uint8))
     table = category_frequencies(fixed, (2, 3))
-    assert table.tolist() == [
-        pytest.approx([2.5 / 3, 0.5 / 3, 0]),
+    assert [row.tolist() for row in table] == [
+        pytest.approx([2.5 / 3, 0.5 / 3]),
         pytest.approx([0.5 / 3.5, 1.5 / 3.5, 1.5 / 3.5]),
     ]
     grey = Split(torch.tensor([[255, 51]], dtype=torch.uint8), stochastic=True)
-    assert category_frequencies(grey, (2, 2))[:, 1].tolist() == pytest.approx([1.5 / 2, 0.7 / 2])
+    assert [row[1].item() for row in category_frequencies(grey, (2, 2))] == pytest.approx([1.5 / 2, 0.7 / 2])
 
 
 def test_independent_features_by_hand() -> None:
     data = tiny_dataset()
     assert data.test is not None
-    table = category_frequencies(data.train, data.categories).numpy()
+    table = torch.stack(category_frequencies(data.train, data.categories)).numpy()
     rows = data.test.values.numpy()
     expected = -np.log(table[np.arange(6), rows]).sum(1).mean()
     assert independent_nll(data, data.test) == pytest.approx(expected)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tiny_runs import DEEP, StopAt, assert_same_run, rows_file, tiny_options
+from tiny_runs import DEEP, StopAt, assert_same_run, continue_run, rows_file, tiny_options, train_run
 from xorflow.errors import CheckpointError
-from xorflow.training import Interrupted, Progress, resume_run, storage, train_run
+from xorflow.training import Interrupted, Progress, storage
 from xorflow.training.checkpoint import (
     Snapshot,
     load_snapshot,
@@ -116,7 +116,7 @@ def test_a_disk_that_fills_while_training_costs_nothing(
     kept = load_snapshot(tmp_path / "run")
     assert kept is not None
     assert 0 < kept.progress.step < 10
-    resume_run(tmp_path / "run", {})
+    continue_run(tmp_path / "run", {})
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
@@ -127,7 +127,7 @@ def test_a_large_run_is_checkpointed_in_shards(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(Interrupted):
         train_run(options, tmp_path / "run", StopAt({6}))
     assert len(list((tmp_path / "run/checkpoints").rglob("state-*.safetensors"))) > 5
-    resume_run(tmp_path / "run", {})
+    continue_run(tmp_path / "run", {})
     shards = sorted(path.name for path in (tmp_path / "whole").glob("weights-*.safetensors"))
     assert shards
     for name in shards:

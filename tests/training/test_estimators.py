@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from tiny_runs import tiny_options
+from tiny_runs import tiny_options, train_run
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators import DoubleCV, Estimator, Loss, Rebar, Relax
-from xorflow.training import Options, Trainer, build_data, build_estimator, build_flow, train_run
+from xorflow.training import Options, Trainer, build_data, build_estimator, build_flow
 from xorflow.training.build import ESTIMATORS
-from xorflow.training.step import Step
 
 DRAWING = [
     "leave-one-out:samples=2", "leave-one-out:samples=2,proposal=q", "vimco:samples=2,sum_last=true",
@@ -104,6 +103,19 @@ def test_own_parameters_are_in_a_checkpoint(bits: Path, tmp_path: Path, estimato
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
+@pytest.mark.parametrize("estimator", OWN)
+def test_own_parameters_are_named_by_the_seed(bits: Path, estimator: str) -> None:
+    """Whatever the process has drawn before."""
+    options = tiny_options(bits, estimator=estimator, layers=2)
+    data, starts = build_data(options), []
+    for state in range(2):
+        torch.manual_seed(state)
+        flow = build_flow(options, data)
+        run = Trainer(flow, build_estimator(estimator), data, options)
+        starts.append([p.detach() for p in run.estimator.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*starts, strict=True))
+
+
 class Aimless(Estimator):
     """Returns a second loss, and has nothing that it could train."""
 
@@ -117,7 +129,7 @@ def test_a_control_variate_without_parameters_is_refused(bits: Path) -> None:
     data = build_data(options)
     flow = build_flow(options, data)
     with pytest.raises(ConfigError, match="Aimless trains a control variate that has no parameters"):
-        Step(flow, Aimless())(flow.encode(data.train.gather(torch.arange(4)).x), None, None)
+        Trainer(flow, Aimless(), data, options).train()
 
 
 @pytest.mark.parametrize(

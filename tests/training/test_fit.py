@@ -99,7 +99,7 @@ class Table(xf.Conditioner):
     def __init__(self, features: int, categories: int, scale: float = 1.0) -> None:
         super().__init__(features, categories=categories, choices=None, sees={}, order=None, context=0)
         self.scale = scale
-        self.logits = torch.nn.Parameter(torch.zeros(features, categories))
+        self.logits = torch.nn.Parameter(torch.zeros(features * categories))
 
     def forward(self, inputs: Any, context: Tensor | None = None) -> Tensor:
         return self.scale * self.logits

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tiny_runs import DEEP, assert_same_run, read, rows_file, tiny_flow, tiny_options
+from tiny_runs import DEEP, assert_same_run, read, rows_file, tiny_flow, tiny_options, train_run
 from xorflow.errors import CheckpointError, ConfigError, UserError
-from xorflow.training import Interrupted, Job, Options, Outcome, flow_to_spec, jobs, run_jobs, train_run
+from xorflow.training import Interrupted, Job, Options, Outcome, flow_to_spec, jobs, run_jobs
 
 DIVERGES = {"optimiser": "sgd", "lr": 1e30}
 LONG = {"epochs": 60, "checkpoint_seconds": 0.0, **DEEP}

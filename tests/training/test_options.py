@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tiny_runs import assert_same_run, read, rows_file, tiny_dataset, tiny_flow, tiny_options
+from tiny_runs import assert_same_run, read, rows_file, tiny_dataset, tiny_flow, tiny_options, train_run
 from xorflow import fit
 from xorflow.errors import CheckpointError, ConfigError
-from xorflow.training import Options, from_mapping, read_config, train_run
+from xorflow.training import Options, from_mapping, read_config
 
 FIELDS = {field.name for field in dataclasses.fields(Options)}
 

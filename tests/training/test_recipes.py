@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tiny_runs import read, rows_file
+from tiny_runs import continue_run, read, rows_file, train_run
 from xorflow import data
 from xorflow.errors import ConfigError
 from xorflow.training import Options, build_data, build_estimator, build_flow, from_mapping, read_config
 from xorflow.training.options import from_json
 from xorflow.training.recipes import RECIPES, Recipe, expanded
-from xorflow.training.run import resume_run, train_run
 
 
 @pytest.fixture
@@ -132,8 +131,8 @@ def test_a_run_keeps_the_recipe_with_its_version(cooked: Path, tmp_path: Path) -
     assert (config["recipe"], config["epochs"], config["hidden"]) == ("stew@3", 1, [8])
     assert build_data(read_config(tmp_path / "run/config.json")[0]).name
     with pytest.raises(ConfigError, match=r"epochs is 1 in .* and 2 here"):
-        resume_run(tmp_path / "run", {"recipe": "stew"})
-    assert resume_run(tmp_path / "run", {"recipe": "stew", "epochs": 1})["epochs"] == 1
+        continue_run(tmp_path / "run", {"recipe": "stew"})
+    assert continue_run(tmp_path / "run", {"recipe": "stew", "epochs": 1})["epochs"] == 1
 
 
 def test_a_recipe_that_moved_on_does_not_continue_a_run(
@@ -144,5 +143,5 @@ def test_a_recipe_that_moved_on_does_not_continue_a_run(
         RECIPES, "stew", Recipe("stew", 4, "Small.", RECIPES["stew"].options, data=str(cooked))
     )
     with pytest.raises(ConfigError, match=r"recipe is 'stew@3' in .* and 'stew@4' here"):
-        resume_run(tmp_path / "run", {"recipe": "stew"})
-    assert resume_run(tmp_path / "run", {})["epochs"] == 2
+        continue_run(tmp_path / "run", {"recipe": "stew"})
+    assert continue_run(tmp_path / "run", {})["epochs"] == 2

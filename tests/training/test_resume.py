@@ -6,19 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from tiny_runs import DEEP, StopAt, assert_same_run, read, rows_file, tiny_flow, tiny_options, weights_of
+from tiny_runs import (
+    DEEP,
+    StopAt,
+    assert_same_run,
+    continue_run,
+    read,
+    rows_file,
+    tiny_flow,
+    tiny_options,
+    train_run,
+    weights_of,
+)
 from xorflow import LatentFlow
 from xorflow.errors import CheckpointError, ConfigError
-from xorflow.training import (
-    Interrupted,
-    Options,
-    build_data,
-    flow_to_spec,
-    open_run,
-    prepare_run,
-    resume_run,
-    train_run,
-)
+from xorflow.training import Interrupted, Options, build_data, create_run, flow_to_spec, open_run
 from xorflow.training.checkpoint import load_snapshot
 from xorflow.training.run import untrained
 
@@ -49,8 +51,8 @@ def test_interrupted_at_any_step(reference: tuple[Options, Path], tmp_path: Path
         train_run(options, run, watch)
     for _ in range(len(steps) - 1):
         with pytest.raises(Interrupted):
-            resume_run(run, {}, watch)
-    resume_run(run, {}, watch)
+            continue_run(run, {}, watch)
+    continue_run(run, {}, watch)
     assert watch.seen == list(range(1, 16))  # no step twice, none left out
     assert_same_run(run, expected)
     assert not (run / "checkpoints").exists()
@@ -64,7 +66,7 @@ def test_other_optimisers_resume_too(tmp_path: Path, changes: dict[str, object])
     train_run(options, tmp_path / "whole")
     with pytest.raises(Interrupted):
         train_run(options, tmp_path / "cut", StopAt({6}))
-    resume_run(tmp_path / "cut", {})
+    continue_run(tmp_path / "cut", {})
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
 
 
@@ -85,7 +87,7 @@ def test_the_state_of_an_estimator_is_resumed(tmp_path: Path, changes: dict[str,
     snapshot = load_snapshot(tmp_path / "cut")
     assert snapshot is not None
     assert any(name.startswith("estimator.") for name in snapshot.tensors)
-    resume_run(tmp_path / "cut", {})
+    continue_run(tmp_path / "cut", {})
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
 
 
@@ -93,7 +95,7 @@ def test_a_checkpoint_every_step_changes_nothing(reference: tuple[Options, Path]
     options, expected = reference
     with pytest.raises(Interrupted):
         train_run(options.replace(checkpoint_seconds=0), tmp_path / "run", StopAt({5}))
-    resume_run(tmp_path / "run", {})
+    continue_run(tmp_path / "run", {})
     assert_same_run(tmp_path / "run", expected)
 
 
@@ -109,14 +111,14 @@ def test_a_run_that_never_reached_a_checkpoint_begins_anew(
     with pytest.raises(RuntimeError, match="a crash"):
         train_run(options, tmp_path / "run", Crash(()))
     assert load_snapshot(tmp_path / "run") is None
-    resume_run(tmp_path / "run", {})
+    continue_run(tmp_path / "run", {})
     assert_same_run(tmp_path / "run", expected)
 
 
 def test_a_finished_run_returns_its_result_untouched(reference: tuple[Options, Path]) -> None:
     run = reference[1]
     before = {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
-    assert resume_run(run, {}) == read(run / "result.json")
+    assert continue_run(run, {}) == read(run / "result.json")
     assert {path.name: path.stat().st_mtime_ns for path in run.iterdir()} == before
 
 
@@ -124,14 +126,14 @@ def test_a_finished_run_returns_its_result_untouched(reference: tuple[Options, P
 def test_a_changed_option_is_named_with_both_values(interrupted: Path, name: str, value: object) -> None:
     before = sorted(path.name for path in interrupted.rglob("*"))
     with pytest.raises(ConfigError) as error:
-        resume_run(interrupted, {name: value})
+        continue_run(interrupted, {name: value})
     kept = read(interrupted / "config.json")[name]
     assert f"{name} is {kept!r} in {interrupted} and {value!r} here" in str(error.value)
     assert sorted(path.name for path in interrupted.rglob("*")) == before
 
 
 def test_harmless_options_may_change(interrupted: Path, reference: tuple[Options, Path]) -> None:
-    resume_run(interrupted, {"checkpoint_seconds": 0.0, "device": "auto", "tensorboard": True, "lr": 0.001})
+    continue_run(interrupted, {"checkpoint_seconds": 0.0, "device": "auto", "tensorboard": True, "lr": 0.001})
     assert_same_run(interrupted, reference[1])
     assert list((interrupted / "tensorboard").iterdir())
 
@@ -153,9 +155,9 @@ def test_changed_data_are_noticed_wherever_they_changed(tmp_path: Path) -> None:
         with pytest.raises(
             ConfigError, match=r"needs the data it was trained on, and the .* part of .*rows\.npy"
         ):
-            resume_run(tmp_path / "run", {})
+            continue_run(tmp_path / "run", {})
         data.write_bytes(original)
-    resume_run(tmp_path / "run", {})
+    continue_run(tmp_path / "run", {})
     _changed(data, 3)
     with pytest.raises(ConfigError, match="different now"):
         open_run(tmp_path / "run").data()
@@ -166,7 +168,7 @@ def test_other_numbers_of_rows_are_named(interrupted: Path, tmp_path: Path) -> N
     original = data.read_bytes()
     np.save(data, np.load(data)[:100])
     with pytest.raises(ConfigError, match="the sizes of"):
-        resume_run(interrupted, {})
+        continue_run(interrupted, {})
     data.write_bytes(original)
 
 
@@ -184,12 +186,12 @@ def test_an_unfinished_run_is_not_opened(interrupted: Path) -> None:
 def test_a_damaged_checkpoint_is_one_line(interrupted: Path, pointer: str, words: str) -> None:
     (interrupted / "checkpoints/latest.json").write_text(pointer, encoding="utf-8")
     with pytest.raises(CheckpointError, match=words):
-        resume_run(interrupted, {})
+        continue_run(interrupted, {})
 
 
 def test_files_of_a_killed_writer_are_swept_up(interrupted: Path) -> None:
     (interrupted / ".weights.safetensors.abc.tmp").write_bytes(b"half")
-    resume_run(interrupted, {})
+    continue_run(interrupted, {})
     assert not list(interrupted.glob(".*"))
 
 
@@ -204,8 +206,8 @@ def test_a_model_built_in_python_is_resumed_with_its_own_weights_and_what_it_fre
     options = tiny_options(data).replace(layers=None, hidden=[1024])
     flow = _frozen_first(7)
     before = {name: tensor.clone() for name, tensor in flow.state_dict().items()}
-    prepare_run(flow, options, build_data(options), tmp_path / "prepared")
-    resume_run(tmp_path / "prepared", {})
+    create_run(options, tmp_path / "prepared", model=flow, dataset=build_data(options))
+    continue_run(tmp_path / "prepared", {})
     trained = weights_of(tmp_path / "prepared")
     kept = [torch.equal(trained[name], tensor) for name, tensor in before.items() if "layers.0." in name]
     learned = [

@@ -9,31 +9,29 @@ import pytest
 import torch
 
 import xorflow as xf
-from tiny_runs import StopAt, assert_same_run, images_file, read, rows_file, tiny_dataset, tiny_options
+from tiny_runs import (
+    StopAt,
+    assert_same_run,
+    continue_run,
+    images_file,
+    read,
+    rows_file,
+    tiny_dataset,
+    tiny_options,
+    train_run,
+)
 from xorflow.conditioners import CausalTransformer, Recurrent, SequenceConditioner
 from xorflow.data import Dataset, Split
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators import MaximumLikelihood
 from xorflow.flows import LatentFlow, Mixture
-from xorflow.training import (
-    Interrupted,
-    Options,
-    build_data,
-    build_estimator,
-    build_flow,
-    load,
-    open_run,
-    resume_run,
-    train_run,
-)
+from xorflow.training import Interrupted, Options, build_data, build_estimator, build_flow, load, open_run
 from xorflow.training.build import mixture_orders
-from xorflow.training.devices import out_of_memory_as_error
-from xorflow.training.engine import has_dropout
-from xorflow.training.loop import Trainer
+from xorflow.training.devices import dropout_generator, out_of_memory_as_error, seeded_dropout
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.run import remedy_for
-from xorflow.training.step import Step
 from xorflow.training.storage import load_tensors
+from xorflow.training.trainer import Trainer
 
 TRANSFORMER = {"conditioner": "transformer", "width": 8, "heads": 2, "blocks": 1}
 RECURRENT = {"conditioner": "recurrent", "width": 8, "blocks": 1}
@@ -68,7 +66,7 @@ def test_an_interrupted_run_with_dropout_goes_on_to_the_same_weights(tmp_path: P
     with pytest.raises(Interrupted):
         train_run(options, tmp_path / "parts", StopAt({3}))
     torch.rand(5)  # a process that goes on draws other numbers in between
-    resume_run(tmp_path / "parts", {})
+    continue_run(tmp_path / "parts", {})
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
     torch.random.set_rng_state(before)
     train_run(options, tmp_path / "again")
@@ -106,7 +104,7 @@ def test_a_run_that_an_earlier_version_began_goes_on(tmp_path: Path, kind: str) 
         network.pop(name, None)
         config.pop(option)
     (tmp_path / "parts/config.json").write_text(json.dumps(config))
-    resume_run(tmp_path / "parts", {})
+    continue_run(tmp_path / "parts", {})
     weights = [load_tensors(tmp_path / run, "weights") for run in ("whole", "parts")]
     assert all(torch.equal(weights[1][name], weight) for name, weight in weights[0].items())
 
@@ -127,10 +125,12 @@ def test_dropout_has_numbers_of_its_own(tmp_path: Path) -> None:
     options = images(tmp_path, "transformer")
     dataset = build_data(options)
     trainer = Trainer(build_flow(options, dataset), MaximumLikelihood(), dataset, options)
-    assert has_dropout(trainer.flow)
-    with trainer._own_dropout():
+    generator, before = dropout_generator(trainer.flow, trainer.device), torch.random.get_rng_state()
+    assert generator is torch.default_generator
+    with seeded_dropout(generator, options.seed, None):
         assert torch.default_generator.initial_seed() != trainer.generator.initial_seed()
-    assert not has_dropout(build_flow(options.replace(dropout=0), dataset))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert dropout_generator(build_flow(options.replace(dropout=0), dataset), trainer.device) is None
 
 
 # ---- parts of a batch ----
@@ -378,7 +378,7 @@ def test_weight_decay_reaches_matrices_alone(tmp_path: Path, kind: str) -> None:
     options = images(tmp_path, kind, weight_decay=0.1)
     flow = build_flow(options, build_data(options))
     assert isinstance(flow, LatentFlow)
-    optimiser = make_optimiser(Step(flow, MaximumLikelihood()), options, torch.device("cpu"))
+    optimiser = make_optimiser(flow, options, torch.device("cpu"))
     decayed = {id(p) for group in optimiser.param_groups if group["weight_decay"] for p in group["params"]}
     every = [id(p) for group in optimiser.param_groups for p in group["params"]]
     assert len(every) == len(set(every)) == len(list(flow.parameters()))

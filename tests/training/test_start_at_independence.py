@@ -48,13 +48,11 @@ def dataset(kind: str) -> Dataset:
 def best_constant(flow: LatentFlow, data: Dataset) -> float:
     """By expectation maximisation over the choices of each feature, where some layer moves it."""
     frequencies = category_frequencies(data.train, flow.states.sizes)
-    valid = flow.states.valid()
     masks = [layer.conditioner.mask for layer in flow.layers]
     moved = torch.stack([torch.ones(flow.features).bool() if m is None else ~m for m in masks]).any(0)
-    base = flow.base.log_table().exp().double() * valid
     total = 0.0
     for d, size in enumerate(flow.states.sizes):
-        row, wanted = base[d, :size], frequencies[d, :size]
+        row, wanted = flow.base.log_probs_of(d).exp().double(), frequencies[d]
         if flow.base.learned:
             reached = wanted
         elif not moved[d]:

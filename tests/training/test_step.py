@@ -15,7 +15,7 @@ from xorflow.flows import LatentFlow, Layer
 from xorflow.training import Options, Trainer
 from xorflow.training.muon import Muon, hidden_matrices, orthogonal
 from xorflow.training.optimiser import make_optimiser
-from xorflow.training.step import Step, learning_rate
+from xorflow.training.trainer import learning_rate
 
 CPU = torch.device("cpu")
 
@@ -49,7 +49,7 @@ def test_a_run_that_is_shorter_than_its_warm_up_only_rises() -> None:
     ("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)]
 )
 def test_names_of_optimisers(name: str, kind: type[torch.optim.Optimizer]) -> None:
-    optimiser = make_optimiser(Step(tiny_flow(), MaximumLikelihood()), Options(optimiser=name), CPU)
+    optimiser = make_optimiser(tiny_flow(), Options(optimiser=name), CPU)
     assert type(optimiser) is kind
 
 
@@ -64,8 +64,7 @@ def small_transformer(**options: Any) -> LatentFlow:
 
 def test_muon_is_for_the_matrices_within_networks() -> None:
     flow = small_transformer()
-    step = Step(flow, MaximumLikelihood())
-    optimiser = make_optimiser(step, Options(optimiser="muon", weight_decay=0.1), CPU)
+    optimiser = make_optimiser(flow, Options(optimiser="muon", weight_decay=0.1), CPU)
     assert type(optimiser) is Muon
     every = [id(p) for g in optimiser.param_groups for p in g["params"]]
     assert len(every) == len(set(every)) == len(list(flow.parameters()))
@@ -82,7 +81,7 @@ def test_muon_is_for_the_matrices_within_networks() -> None:
         ]
         assert [len(found) for found in hidden_matrices(nn.ModuleList(cells)).values()] == [4]
         assert list(hidden_matrices(nn.ModuleList(cells))) == [gates]
-    plain = make_optimiser(Step(tiny_flow(), MaximumLikelihood()), Options(optimiser="muon"), CPU)
+    plain = make_optimiser(tiny_flow(), Options(optimiser="muon"), CPU)
     assert not any(g["parts"] for g in plain.param_groups)
 
 
@@ -90,7 +89,7 @@ def test_muon_moves_matrices_by_orthogonal_ones_and_the_rest_as_adamw() -> None:
     """Against torch's own Muon, and against AdamW, over some steps of the same gradients."""
     ours, theirs = small_transformer(), small_transformer()
     options = Options(optimiser="muon", weight_decay=0.1, lr=0.01)
-    optimiser = make_optimiser(Step(ours, MaximumLikelihood()), options, CPU)
+    optimiser = make_optimiser(ours, options, CPU)
     named = dict(theirs.named_parameters())
     stacked = [name for name in named if "queries.weight" in name]  # which torch's would take as one matrix
     single = [name for name in named if "blocks" in name and named[name].dim() == 2 and name not in stacked]
@@ -137,7 +136,7 @@ def test_orthogonal_matrices_have_singular_values_near_one() -> None:
 
 def test_weight_decay_reaches_matrices_only_and_each_parameter_once() -> None:
     flow = tiny_flow(context=3)
-    optimiser = make_optimiser(Step(flow, MaximumLikelihood()), Options(weight_decay=0.1), CPU)
+    optimiser = make_optimiser(flow, Options(weight_decay=0.1), CPU)
     decayed = {id(p) for g in optimiser.param_groups if g["weight_decay"] for p in g["params"]}
     every = [id(p) for g in optimiser.param_groups for p in g["params"]]
     assert len(every) == len(set(every)) == len(list(flow.parameters()))
@@ -148,7 +147,7 @@ def test_weight_decay_reaches_matrices_only_and_each_parameter_once() -> None:
 def test_a_fixed_base_is_not_optimised() -> None:
     flow = tiny_flow()
     flow.base.logits.requires_grad_(False)
-    optimiser = make_optimiser(Step(flow, MaximumLikelihood()), Options(), CPU)
+    optimiser = make_optimiser(flow, Options(), CPU)
     assert all(p is not flow.base.logits for g in optimiser.param_groups for p in g["params"])
 
 

@@ -86,7 +86,7 @@ class GraphDecoder:
             replay()
         if devices.captures(self._y.device):  # the graphs use memory that goes with them
             torch.cuda.current_stream(self._y.device).synchronize()
-        return self._values.squeeze(-1).index_select(1, self._net.visits)
+        return self._values.squeeze(-1).index_select(1, self._net.visits).to(self._y.dtype)
 
     def _take_step(self) -> None:
         self._draw([self._outputs(conditioner) for conditioner in self._conditioners])

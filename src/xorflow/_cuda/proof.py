@@ -1,4 +1,4 @@
-"""A captured engine is used only where it makes the steps of the plain one."""
+"""Captured steps are used only where they are the plain ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from xorflow._cuda.capture import stream_of_thread
-from xorflow._cuda.steps import STEPS_A_LAUNCH, CapturedEngine, Engine, Work, undone
+from xorflow._cuda.steps import STEPS_A_LAUNCH, CapturedSteps, Training, trained_tensors, undone
 
 LOSS_TOLERANCE = 1e-3
 """By how much the losses of both may differ, of the loss itself or of a nat, whichever is larger."""
@@ -21,33 +21,32 @@ _ROUNDING = 1e-6
 """Of the weights themselves, where they hardly move."""
 
 
-def proved_engine(work: Work, step: int, plain: Engine) -> tuple[CapturedEngine | None, str | None]:
-    """A captured engine whose first step, and first launch of several, are those of the plain engine; or None, and why.
+def proved_steps(work: Training, step: int) -> tuple[CapturedSteps | None, str | None]:
+    """Captured steps of which the first, and the first launch of several, are those of `make_step`; or None, and why.
 
     Afterwards no step has been made.
 
     Args:
-        work: what a step is.
+        work: what makes steps operation by operation.
         step: the number of the first one.
-        plain: makes the same steps operation by operation.
     """
     try:
-        expected = [_outcome(work, plain, step, count) for count in _counts(work, step)]
-        engine = CapturedEngine(work, step)
-        found = [_outcome(work, engine, step, count) for count in _counts(work, step)]
+        expected = [_outcome(work, None, step, count) for count in _counts(work, step)]
+        captured = CapturedSteps(work, step)
+        outcomes = [_outcome(work, captured, step, count) for count in _counts(work, step)]
     except torch.OutOfMemoryError:
         raise
     except (
         RuntimeError
-    ) as error:  # what is wrong with the step itself is found again, and said, by the plain path
+    ) as error:  # what is wrong with the step itself is met again, and said, by the plain path
         torch.cuda.current_stream(work.device).synchronize()
-        for generator in work.generators():
+        for generator in work.generators:
             _out_of_capture(generator)
         said = str(error.__context__ or error).strip().splitlines()[0]
         return None, f"capturing one failed ({said})"
-    reasons = [_difference(*pair) for pair in zip(found, expected, strict=True)]
+    reasons = [_difference(*pair) for pair in zip(outcomes, expected, strict=True)]
     reason = next((reason for reason in reasons if reason), None)
-    return (engine, None) if reason is None else (None, f"captured, the first steps are others ({reason})")
+    return (captured, None) if reason is None else (None, f"captured, the first steps are others ({reason})")
 
 
 @dataclass(frozen=True)
@@ -61,41 +60,46 @@ class _Outcome:
     size: float  # of the weights before
 
 
-def _counts(work: Work, step: int) -> list[int]:
+def _counts(work: Training, step: int) -> list[int]:
     """One step; before it, where an epoch has as many, a launch of several with one after it."""
     several = STEPS_A_LAUNCH + 1
     enough = work.rows // work.batch_size >= several and work.total_steps - step >= several
     return [several, 1] if enough else [1]
 
 
-def _outcome(work: Work, engine: Engine, step: int, count: int) -> _Outcome:
+def _outcome(work: Training, captured: CapturedSteps | None, step: int, count: int) -> _Outcome:
     """Of steps from where the run stands, on a stream of their own as those before a capture; they are undone."""
     aside, current = stream_of_thread(work.device, "branch"), torch.cuda.current_stream(work.device)
-    start = [t.detach().clone() for t in work.trained_tensors()]
+    start = [t.detach().clone() for t in trained_tensors(work)]
     with undone(work):
         before = float(work.bound_sum)
         aside.wait_stream(current)
         with torch.cuda.stream(aside):
-            engine.begin_epoch(torch.arange(work.rows), 0)
-            made = 0
-            while made < count:
-                made += engine.advance(made, step + made, count - made)
+            order = torch.arange(work.rows, device=work.device)
+            if captured is None:
+                for number, rows in enumerate(order.split(work.batch_size)[:count], step):
+                    work.make_step(rows, number)
+            else:
+                captured.begin_epoch(order, 0)
+                made = 0
+                while made < count:
+                    made += captured.advance(count - made)
         current.wait_stream(aside)
         loss = (before - float(work.bound_sum)) / count
-        weights = [t.detach().clone() for t in work.trained_tensors()]
-    if isinstance(engine, CapturedEngine):
-        engine.rewind()
+        weights = [t.detach().clone() for t in trained_tensors(work)]
+    if captured is not None:
+        captured.rewind()
     return _Outcome(count, loss, weights, _distance(weights, start), _distance(start))
 
 
-def _difference(found: _Outcome, expected: _Outcome) -> str | None:
-    """What sets two outcomes apart, in words; None if nothing does, or the plain steps led to no numbers."""
+def _difference(outcome: _Outcome, expected: _Outcome) -> str | None:
+    """What sets two outcomes apart, in a few words; None if nothing does, or the plain steps led to no numbers."""
     if not torch.tensor([expected.loss, expected.moved]).isfinite().all():
         return None
     after = f"after {expected.steps} step{'s' * (expected.steps > 1)}"
-    if not abs(found.loss - expected.loss) <= LOSS_TOLERANCE * max(1.0, abs(expected.loss)):
-        return f"{after} a loss of {found.loss:.6g} instead of {expected.loss:.6g}"
-    apart = _distance(found.weights, expected.weights)
+    if not abs(outcome.loss - expected.loss) <= LOSS_TOLERANCE * max(1.0, abs(expected.loss)):
+        return f"{after} a loss of {outcome.loss:.6g} instead of {expected.loss:.6g}"
+    apart = _distance(outcome.weights, expected.weights)
     if not apart <= WEIGHT_TOLERANCE * expected.moved + _ROUNDING * expected.size:
         return f"{after} weights are {apart:.2g} apart that moved by {expected.moved:.2g}"
     return None

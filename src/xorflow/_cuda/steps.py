@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from xorflow._cuda import kernels
 from xorflow._cuda.capture import capturing, stream_of_thread
 
 _WARM_UP_STEPS = 3
@@ -30,46 +31,60 @@ class StepNumber:
     ahead: int
 
 
-class Work(Protocol):
-    """What an engine drives; everything that a step changes is changed in place."""
+class Training(Protocol):
+    """What makes steps one by one, as `training.Trainer` does; everything that a step changes is changed in place."""
 
+    module: nn.Module
     optimiser: torch.optim.Optimizer
-    generator: torch.Generator
+    average: dict[str, Tensor] | None
     bound_sum: Tensor
+    generator: torch.Generator
+    device: torch.device
+    rows: int
     batch_size: int
     total_steps: int
 
     @property
-    def device(self) -> torch.device: ...
-    @property
-    def rows(self) -> int: ...
-    def schedule(self, step: int) -> tuple[float, float]: ...
-    def prepare(self, rows: Tensor, step: StepNumber) -> Any: ...
-    def run(self, feed: Any, average_weight: float | Tensor) -> None: ...
     def generators(self) -> list[torch.Generator]: ...
-    def trained_tensors(self) -> list[Tensor]: ...
-    def mutable_tensors(self) -> list[Tensor]: ...
+    def schedule(self, step: int) -> tuple[float, float]: ...
+    def gather(self, rows: Tensor, number: StepNumber, /) -> Any: ...
+    def learn(self, batch: Any, average_weight: float | Tensor, /) -> None: ...
+    def make_step(self, rows: Tensor, number: int, /) -> None: ...
 
 
-class Engine(Protocol):
-    """What makes steps: `begin_epoch` hands over the order of rows, `advance` makes one step or more."""
+class RowsOnDevice:
+    """Gathers and binarises a batch of grey images in one launch; its noise depends on the seed and the step alone.
 
-    def begin_epoch(self, order: Tensor, batch: int) -> None: ...
-    def advance(self, batch: int, step: int, most: int) -> int: ...
+    Args:
+        intensities: (N, D) uint8, on a device with kernels.
+        context: (N, C) or None.
+        seed: of the run.
+    """
+
+    def __init__(self, intensities: Tensor, context: Tensor | None, seed: int) -> None:
+        self._intensities, self._context = intensities, context
+        self._seeds = torch.tensor([seed], device=intensities.device)
+        self._start = torch.zeros_like(self._seeds)
+
+    def __call__(self, rows: Tensor, number: int | StepNumber) -> tuple[Tensor, Tensor | None]:
+        """The rows, uint8, and their context."""
+        step = StepNumber(self._start, number) if isinstance(number, int) else number
+        x = kernels.draw_rows(self._intensities, rows, self._seeds, step.counter, step.ahead)
+        return x.to(torch.uint8), None if self._context is None else self._context.index_select(0, rows)
 
 
-class CapturedEngine:
+class CapturedSteps:
     """The whole step, data and learning rate included, as a graph; and several steps as one, for most of an epoch.
 
     The host copies nothing between steps: the order of rows, the schedule and two counters live on the device. Within a launch
     the rows and the noise of the next step are made on a branch of its own, beside the step before.
 
     Args:
-        work: what a step is.
+        work: what makes them one by one.
         step: the number of the first one.
     """
 
-    def __init__(self, work: Work, step: int) -> None:
+    def __init__(self, work: Training, step: int) -> None:
         self._work = work
         device = work.device
         schedule = [work.schedule(s) for s in range(work.total_steps + STEPS_A_LAUNCH)]
@@ -94,25 +109,25 @@ class CapturedEngine:
         schedule = self._schedule.index_select(1, self._ahead[:count] + self._counters[0])
         order = self._order.index_select(-1, self._places[: count * size] + self._counters[1])
         rows = order.split(size, -1)
-        feed = work.prepare(rows[0], StepNumber(self._counters[:1], 0))
+        batch = work.gather(rows[0], StepNumber(self._counters[:1], 0))
         for step in range(count):
-            following = self._prepare_beside(rows[step + 1], step + 1) if step + 1 < count else None
+            following = self._gather_beside(rows[step + 1], step + 1) if step + 1 < count else None
             for group in work.optimiser.param_groups:
                 group["lr"] = schedule[0, step, 0]
-            work.run(feed, schedule[1, step, 0])
+            work.learn(batch, schedule[1, step, 0])
             if following is not None:
                 torch.cuda.current_stream(work.device).wait_stream(self._branch)
-                feed = following
+                batch = following
         self._counters.add_(self._increments, alpha=count)
 
-    def _prepare_beside(self, rows: Tensor, ahead: int) -> Any:
-        """What the next step is fed, made while this one runs.
+    def _gather_beside(self, rows: Tensor, ahead: int) -> Any:
+        """The batch of the next step, made while this one runs.
 
         Its memory belongs to the branch, which takes it back only after it has waited for the step that used it.
         """
         self._branch.wait_stream(torch.cuda.current_stream(self._work.device))
         with torch.cuda.stream(self._branch):
-            return self._work.prepare(rows, StepNumber(self._counters[:1], ahead))
+            return self._work.gather(rows, StepNumber(self._counters[:1], ahead))
 
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
         work = self._work
@@ -153,9 +168,8 @@ class CapturedEngine:
         self._order.copy_(order, non_blocking=True)
         self._counters[1].fill_(batch * self._work.batch_size)
 
-    def advance(self, batch: int, step: int, most: int) -> int:
-        """Launch one step, or several if as many are left; the loss is not looked at."""
-        del batch, step
+    def advance(self, most: int) -> int:
+        """Launch one step, or several if as many are left; how many. The loss is not looked at."""
         if most >= STEPS_A_LAUNCH:
             self._several.replay()
             return STEPS_A_LAUNCH
@@ -174,20 +188,31 @@ def _rates_kept(optimiser: torch.optim.Optimizer) -> Iterator[None]:
 
 
 @contextmanager
-def undone(work: Work) -> Iterator[None]:
+def undone(work: Training) -> Iterator[None]:
     """Whatever steps happen inside leave no trace: tensors are restored in place, and the generators too."""
-    generators = work.generators()
-    noise = [generator.get_state() for generator in generators]
-    known = {id(t) for t in work.mutable_tensors()}
-    saved = [(t, t.detach().clone()) for t in work.mutable_tensors()]
+    noise = [generator.get_state() for generator in work.generators]
+    known = {id(t) for t in _mutable_tensors(work)}
+    saved = [(t, t.detach().clone()) for t in _mutable_tensors(work)]
     try:
         yield
     finally:
         with torch.no_grad():
             for tensor, value in saved:
                 tensor.copy_(value)
-            for tensor in work.mutable_tensors():
+            for tensor in _mutable_tensors(work):
                 if id(tensor) not in known:  # the optimiser's state, which began at zero
                     tensor.zero_()
-        for generator, state in zip(generators, noise, strict=True):
+        for generator, state in zip(work.generators, noise, strict=True):
             generator.set_state(state)
+
+
+def trained_tensors(work: Training) -> list[Tensor]:
+    """The weights, and their average."""
+    return [*work.module.parameters(), *(work.average or {}).values()]
+
+
+def _mutable_tensors(work: Training) -> list[Tensor]:
+    """Every tensor that a step changes in place."""
+    entries = work.optimiser.state.values()
+    state = [value for entry in entries for value in entry.values() if isinstance(value, Tensor)]
+    return [*trained_tensors(work), *work.module.buffers(), *state, work.bound_sum]

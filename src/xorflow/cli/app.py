@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from typing import Any
@@ -56,7 +55,6 @@ def _top(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 a mistake that one line explains, 130 interrupted."""
-    logging.getLogger("lightning_fabric.utilities.rank_zero").setLevel(logging.WARNING)
     try:
         code = app(arguments, standalone_mode=False)
     except UserError as error:

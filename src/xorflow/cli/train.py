@@ -173,10 +173,11 @@ def _train_one(
             if resume:
                 several.require_one(folder)
                 kept = options.to_json() if options else {}
-                result = training.resume_run(folder, kept | given, display)
+                trainer = training.resume_run(folder, kept | given, display)
             else:
                 chosen = _combined(options or Options(), given)
-                result = training.train_run(chosen, folder, display, model=model)
+                trainer = training.create_run(chosen, folder, display, model=model)
+            result = training.read_result(folder) if trainer is None else training.finish_run(trainer)
     except Interrupted:
         typer.echo(f"stopped and saved; continue with: {again}", err=True)
         raise typer.Exit(130) from None

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from xorflow._repr import as_call
 from xorflow._states import Alphabet, per_feature
 from xorflow.errors import DataError, ModelError
 
@@ -59,8 +60,10 @@ class Conditioner(nn.Module, ABC):
         order: the ordering; `None` for a network without one.
         context: the number of context features C (0: none).
 
-    `forward(inputs, context)` takes encoded inputs by source, leading shapes broadcast, and returns the log-odds of
-    u = 1, (..., D), if all U_d = 2, and otherwise logits (..., D, U), padded with a value that is never chosen.
+    `forward(inputs, context)` takes integers (..., D) by source, leading shapes broadcast, embeds them itself, and returns
+    the packed logits of u, (..., `choices.flat`): a log-odds for a feature of two choices, U_d logits otherwise, see
+    `Alphabet`. Estimators that differentiate through states give relaxed ones, floats in that very layout, in the place of
+    integers.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class Conditioner(nn.Module, ABC):
 
     @abstractmethod
     def start_at(self, logits: Tensor) -> None:
-        """Set the output biases, so that a network of small weights begins near these logits (D,) or (D, U)."""
+        """Set the output biases, so that a network of small weights begins near these packed logits (flat,)."""
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, as JSON, from which a checkpoint builds the conditioner again."""
@@ -100,6 +103,15 @@ class Conditioner(nn.Module, ABC):
             "context": self.context_features,
         }
 
+    def __repr__(self) -> str:
+        settings = self.config()
+        own = {name: value for name, value in settings.items() if name not in ("features", "choices")}
+        if settings.get("choices") != settings.get("categories"):
+            own["choices"] = settings.get("choices")
+        if own.get("sees") == {str(Source.STATE): str(Dependence.BEFORE)}:
+            del own["sees"]
+        return as_call(self, own, str(self.features), ("hidden", "width", "depth", "order"))
+
     def incremental(self, batch: int, context: Tensor | None, block_size: int) -> Incremental | None:
         """An evaluation that follows the ordering, for sampling; None where there is none, and whole passes are made."""
         del batch, context, block_size
@@ -109,16 +121,18 @@ class Conditioner(nn.Module, ABC):
         """Which values a source has."""
         return self.choices if source in (Source.PREVIOUS, Source.OWN) else self.states
 
-    def flatten(self, inputs: Mapping[Source, Tensor], context: Tensor | None) -> Tensor:
-        """All declared inputs side by side, (..., width); leading shapes are broadcast to a common one."""
+    def states_of(
+        self, inputs: Mapping[Source, Tensor], context: Tensor | None
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """What it sees by source, and the context, with one leading shape."""
         self._check_context(context)
-        tensors = [self.alphabet(s).flatten(inputs[s]) for s in self.sees]
-        if context is not None:
-            tensors.append(context.to(tensors[0].dtype))
-        if len(tensors) == 1:
-            return tensors[0]
-        batch = common_lead(*(t.shape[:-1] for t in tensors))
-        return torch.cat([t.expand(*batch, t.shape[-1]) for t in tensors], -1)
+        states = [inputs[source] for source in self.sees]
+        leads = [state.shape[:-1] for state in states] + ([] if context is None else [context.shape[:-1]])
+        if len(leads) > 1:
+            lead = common_lead(*leads)
+            states = [state.expand(*lead, state.shape[-1]) for state in states]
+            context = None if context is None else context.expand(*lead, context.shape[-1])
+        return states, context
 
     def _check_context(self, context: Tensor | None) -> None:
         came = 0 if context is None else context.shape[-1]
@@ -127,14 +141,6 @@ class Conditioner(nn.Module, ABC):
                 f"this conditioner was made for {self.context_features} context features, and got {came}; "
                 "pass context=... of that width, or build the conditioner with context=..."
             )
-
-    def shape_logits(self, flat: Tensor, features: int | None = None) -> Tensor:
-        """The network's flat output as log-odds (..., D) or logits (..., D, U), for all or for `features` features."""
-        return (
-            flat
-            if self.choices.binary
-            else flat.unflatten(-1, (features or self.features, self.choices.width))
-        )
 
 
 def common_lead(*shapes: torch.Size) -> torch.Size:
@@ -147,16 +153,6 @@ def common_lead(*shapes: torch.Size) -> torch.Size:
             f"rows and context have one leading shape, or shapes that broadcast, and these have {came}; give one row of "
             "context for each row of x, or one for all"
         ) from None
-
-
-def linear_map(net: Conditioner, source: Source, slope: Tensor) -> Tensor:
-    """A linear map of all that a network sees, (inputs, outputs), that reads one source alone."""
-    sources = list(net.sees)
-    widths = [net.alphabet(other).flat for other in sources]
-    whole = slope.new_zeros(sum(widths) + net.context_features, slope.shape[1])
-    first = sum(widths[: sources.index(source)])
-    whole[first : first + len(slope)] = slope
-    return whole
 
 
 def _parse_sees(sees: Mapping[str, str]) -> dict[Source, Dependence]:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from xorflow.conditioners.base import Conditioner, Dependence, Source, linear_map
+from xorflow.conditioners.base import Conditioner, Dependence, Source
+from xorflow.conditioners.embedding import Reader, Table, reset_beside, start_linear
 from xorflow.conditioners.incremental import IncrementalMADE, cut_into_blocks
 from xorflow.conditioners.masked import MaskedLinear, through
 from xorflow.conditioners.orderings import Order, ranks, resolve_order
@@ -69,7 +70,12 @@ class MADE(Conditioner):
             raise ModelError("MADE sees its inputs by an ordering, not by a mask; use Coupling for a mask")
         self.hidden = tuple(hidden)
         self._order_as_given = order if isinstance(order, str) else list(resolve_order(order, features))
+        self._build(direct)
+
+    def _build(self, direct: bool) -> None:
+        self.reader = Reader([self.alphabet(source) for source in self.sees], self.context_features)
         into, arrange = self._input_degrees().sort(stable=True)
+        rows = self._row_degrees()
         out, rearrange = self._output_degrees().sort(stable=True)
         self.register_buffer("arrange", _unless_identity(arrange), persistent=False)
         self.register_buffer("rearrange", _unless_identity(rearrange.argsort()), persistent=False)
@@ -84,13 +90,22 @@ class MADE(Conditioner):
             self._degrees.append(upper)
         layers.append(MaskedLinear(out[:, None] >= degrees[None, :]))
         self.net = nn.Sequential(*layers)
-        self.skip = (
-            MaskedLinear(out[:, None] >= into[None, :], bias=False) if direct and self.hidden else None
-        )
+        first = self._degrees[0] if self.hidden else out
+        skips = direct and bool(self.hidden)
+        self.skip = MaskedLinear(out[:, None] >= into[None, :], bias=False) if skips else None
         # without a hidden unit of degree 0 the first feature would not see the context
+        context = self.context_features
         self.context_skip = (
             nn.Linear(context, self.choices.flat, bias=False) if context and self.hidden else None
         )
+        self.table = self.skip_table = None
+        if self.reader.rows:
+            self.table = Table(self.reader, len(first), rows[:, None] <= first[None, :])
+            if skips:
+                self.skip_table = Table(self.reader, len(out), rows[:, None] <= out[None, :])
+        assert isinstance(layers[0], MaskedLinear)
+        reset_beside(self.table, layers[0])
+        reset_beside(self.skip_table, self.skip)
 
     def config(self) -> dict[str, Any]:
         return super().config() | {
@@ -100,16 +115,24 @@ class MADE(Conditioner):
             "direct": self.skip is not None,
         }
 
-    def _input_degrees(self) -> Tensor:
-        """The smallest degree of a hidden unit that may see each input."""
+    def _least_degrees(self) -> list[Tensor]:
+        """By source and feature: the smallest degree of a hidden unit that may see it."""
         assert self.order is not None
         rank = ranks(self.order)
         least = {Dependence.BEFORE: rank + 1, Dependence.UP_TO: rank, Dependence.ALL: torch.zeros_like(rank)}
-        degrees = [
-            least[dependence].repeat_interleave(self.alphabet(source).flat // self.features)
-            for source, dependence in self.sees.items()
-        ]
-        return torch.cat([*degrees, torch.zeros(self.context_features, dtype=torch.int64)])
+        return [least[dependence] for dependence in self.sees.values()]
+
+    def _input_degrees(self) -> Tensor:
+        """Of bits and context."""
+        least = self._least_degrees()
+        bits = [int(least[source][feature]) for source, feature in self.reader.dense_features()]
+        return torch.tensor([*bits, *[0] * self.context_features], dtype=torch.int64)
+
+    def _row_degrees(self) -> Tensor:
+        """Of the categories' rows."""
+        least = self._least_degrees()
+        rows = [int(least[source][feature]) for source, feature in self.reader.row_features()]
+        return torch.tensor(rows, dtype=torch.int64)
 
     def _hidden_degrees(self, width: int) -> Tensor:
         # degree 0 sees nothing unless an input of degree 0 exists, degree D is read by no output
@@ -119,27 +142,29 @@ class MADE(Conditioner):
 
     def _output_degrees(self) -> Tensor:
         assert self.order is not None
-        return ranks(self.order).repeat_interleave(self.choices.flat // self.features)
+        return ranks(self.order)[self.choices.logit_features]
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
-        flat = self.flatten(inputs, context)
-        if self.arrange is not None:
-            flat = flat.index_select(-1, self.arrange)
-        out = through(self.net, flat)
+        states, context = self.states_of(inputs, context)
+        reading = self.reader(states, context, self.net[0].weight.dtype)
+        dense = reading.dense if self.arrange is None else reading.dense.index_select(-1, self.arrange)
+        out = through(self.net, dense, None if self.table is None else self.table(reading))
         if self.skip is not None:
-            out = out + self.skip(flat)
+            out = out + self.skip(dense)
+        if self.skip_table is not None:
+            out = out + self.skip_table(reading)
         if self.rearrange is not None:
             out = out.index_select(-1, self.rearrange)
         if self.context_skip is not None and context is not None:
             out = out + self.context_skip(context.to(out.dtype))
-        return self.shape_logits(out)
+        return out
 
     def incremental(self, batch: int, context: Tensor | None, block_size: int) -> IncrementalMADE | None:
         """An evaluation block by block of the ordering; None if the logits see more than one state strictly before d."""
         if list(self.sees.values()) != [Dependence.BEFORE] or Source.OWN in self.sees:
             return None
         self._check_context(context)
-        context_terms = None
+        terms = None
         if context is not None:
             first, c = self.net[0], self.context_features
             assert isinstance(first, MaskedLinear)
@@ -148,31 +173,26 @@ class MADE(Conditioner):
             out = context.new_zeros(batch, self.choices.flat)
             if self.context_skip is not None:
                 out = self.context_skip(context)[:, self._places]
-            context_terms = linear(context, first.weight[:, :c]), out, through_skip
-        wide = self.states.flat // self.features, self.choices.flat // self.features
+            terms = linear(context, first.weight[:, :c]), out, through_skip
         cut = functools.partial(cut_into_blocks, self.features, self._degrees, block_size)
-        return IncrementalMADE(self.net, self.skip, context_terms, cut, wide, batch)
+        return IncrementalMADE(self, terms, cut, batch)
 
     @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:
         last = self.net[-1]
         assert isinstance(last, MaskedLinear)
-        last.bias.copy_(logits.flatten().to(last.bias)[self._places])
+        last.bias.copy_(logits.to(last.bias)[self._places])
 
     @torch.no_grad()
     def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
-        """Begin near a linear map of a source, (floats of a state, floats of the logits), as far as the ordering lets it."""
+        """Begin near a linear map of a source, (its `flat`, that of the choices), as far as the ordering lets it."""
         if self.skip is not None or not self.hidden:
-            direct = self._direct()
-            weights = linear_map(self, source, slope).T[self._places]
-            weights = weights if self.arrange is None else weights[:, self.arrange]
-            direct.weight.copy_(weights * direct.mask)
+            dense, table = (self.skip, self.skip_table) if self.hidden else (self.net[0], self.table)
+            assert isinstance(dense, MaskedLinear)
+            start_linear(
+                self.reader, list(self.sees).index(source), slope[:, self._places], dense, table, self.arrange
+            )
         self.start_at(level)
-
-    def _direct(self) -> MaskedLinear:
-        direct = self.skip if self.hidden else self.net[0]
-        assert isinstance(direct, MaskedLinear)
-        return direct
 
 
 def _unless_identity(index: Tensor) -> Tensor | None:

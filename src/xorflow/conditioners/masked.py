@@ -39,6 +39,12 @@ class _MaskGradient(Function):
         return gradients[0] * mask, None
 
 
+def mask_gradient(weight: Tensor, mask: Tensor) -> Tensor:
+    """The weight, whose gradient is zero wherever the mask is."""
+    masked: Tensor = _MaskGradient.apply(weight, mask)  # pyright: ignore[reportAssignmentType]
+    return masked
+
+
 @dataclass(frozen=True)
 class Band:
     """Rows `first:last` of a staircase mask, which see columns below `full` wholly and below `seen` in part."""
@@ -200,6 +206,12 @@ class MaskedLinear(nn.Linear):
         self.bands = _cut(self.seen) if bias and mask.numel() >= _WORTH_CUTTING else None
         self.apply_mask()
 
+    def reset_parameters(self) -> None:
+        if self.in_features:
+            super().reset_parameters()
+        elif self.bias is not None:  # nothing but categories comes in, by a table of its own
+            nn.init.zeros_(self.bias)
+
     @torch.no_grad()
     def apply_mask(self) -> None:
         """Set to zero what the mask forbids."""
@@ -215,14 +227,14 @@ class MaskedLinear(nn.Linear):
             return product.reshape(*input.shape[:-1], self.out_features)
         weight = self.weight
         if torch.is_grad_enabled():  # whether the weight requires one is hidden under vmap
-            weight = _MaskGradient.apply(weight, self.mask)
+            weight = mask_gradient(weight, self.mask)
         out = linear(input, weight, self.bias)
         return out.relu() if rectify else out
 
     def _quicker(self, input: Tensor) -> bool:
         """On the CPU, where there are bands; on CUDA, where gradients are wanted: one launch less, and a quicker one."""
         kind = input.device.type
-        if self.bias is None or torch.is_autocast_enabled(kind):
+        if self.bias is None or not self.in_features or torch.is_autocast_enabled(kind):
             return False
         if devices.captures(input.device):
             return torch.is_grad_enabled()
@@ -233,10 +245,15 @@ class MaskedLinear(nn.Linear):
         self.apply_mask()  # loaded weights may come from elsewhere; a leak would make every likelihood wrong
 
 
-def through(net: nn.Sequential, x: Tensor) -> Tensor:
-    """`net(x)`, with each ReLU left to the masked layer before it."""
+def through(net: nn.Sequential, x: Tensor, looked_up: Tensor | None = None) -> Tensor:
+    """`net(x)`, with each ReLU left to the masked layer before it; `looked_up` is added to what the first layer gives."""
     layers = list(net)
-    for layer, following in zip(layers, [*layers[1:], None], strict=True):
+    if looked_up is not None:
+        first, *layers = layers
+        x = first(x) + looked_up
+        if layers:
+            x = x.relu_()
+    for layer, following in zip(layers, [*layers, None][1:], strict=True):
         if isinstance(layer, MaskedLinear):
             x = layer(x, rectify=isinstance(following, nn.ReLU))
         elif not isinstance(layer, nn.ReLU):

@@ -9,19 +9,63 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xorflow._states import NEVER
-from xorflow.conditioners.base import Conditioner, Source, linear_map
+from xorflow._states import NEVER, Alphabet
+from xorflow.conditioners.base import Conditioner, Source
+from xorflow.conditioners.embedding import Reader, Reading, Table, reset_beside, start_linear
 from xorflow.conditioners.orderings import coupling_mask
 from xorflow.errors import ModelError
 
 
-def _perceptron(sizes: Sequence[int]) -> nn.Sequential:
-    if min(sizes[1:]) < 1:
-        raise ModelError(f"layer widths are at least 1, and got {tuple(sizes[1:])}")
-    layers: list[nn.Module] = []
-    for width_in, width_out in itertools.pairwise(sizes):
-        layers += [nn.Linear(width_in, width_out), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+class Perceptron(nn.Module):
+    """Linear layers with ReLUs between them, the first of which reads states.
+
+    Args:
+        alphabets: of the sources that it reads.
+        context: how many numbers come with them.
+        sizes: widths of the hidden layers, and of the output.
+    """
+
+    def __init__(self, alphabets: Sequence[Alphabet], context: int, sizes: Sequence[int]) -> None:
+        super().__init__()
+        if min(sizes) < 1:
+            raise ModelError(f"layer widths are at least 1, and got {tuple(sizes)}")
+        self.reader = Reader(alphabets, context)
+        layers: list[nn.Module] = []
+        for width_in, width_out in itertools.pairwise([self.reader.dense, *sizes]):
+            layers += [_linear(width_in, width_out), nn.ReLU()]
+        self.layers = nn.Sequential(*layers[:-1])
+        self.table = Table(self.reader, sizes[0]) if self.reader.rows else None
+        reset_beside(self.table, self.layers[0])
+
+    def read(self, states: Sequence[Tensor], context: Tensor | None) -> Reading:
+        """What the first layer takes."""
+        return self.reader(states, context, self.last.bias.dtype)
+
+    def forward(self, reading: Reading) -> Tensor:
+        first, *others = self.layers
+        hidden = first(reading.dense)
+        if self.table is not None:
+            hidden = hidden + self.table(reading)
+        for layer in others:
+            hidden = layer(hidden)
+        return hidden
+
+    @property
+    def last(self) -> nn.Linear:
+        layer = self.layers[-1]
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+
+class _Empty(nn.Linear):
+    """A linear layer that reads nothing but its bias, where all inputs are categories."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.bias)
+
+
+def _linear(width_in: int, width_out: int) -> nn.Linear:
+    return nn.Linear(width_in, width_out) if width_in else _Empty(0, width_out)
 
 
 class MLP(Conditioner):
@@ -57,35 +101,41 @@ class MLP(Conditioner):
             context=context,
         )
         self.hidden = tuple(hidden)
-        width = sum(self.alphabet(s).flat for s in self.sees) + context
-        self.net = _perceptron([width, *self.hidden, self.choices.flat])
-        self.skip = nn.Linear(width, self.choices.flat, bias=False) if direct and self.hidden else None
+        alphabets = [self.alphabet(source) for source in self.sees]
+        self.net = Perceptron(alphabets, context, [*self.hidden, self.choices.flat])
+        reader, skips = self.net.reader, direct and bool(self.hidden)
+        self.skip = nn.Linear(reader.dense, self.choices.flat, bias=False) if skips and reader.dense else None
+        self.skip_table = Table(reader, self.choices.flat) if skips and reader.rows else None
+        reset_beside(self.skip_table, self.skip)
 
     def config(self) -> dict[str, Any]:
-        config = super().config() | {
-            "hidden": list(self.hidden),
-            "sees": [str(source) for source in self.sees],
-        }
-        return config | ({} if self.skip is None else {"direct": True})
+        settings = {"hidden": list(self.hidden), "sees": [str(source) for source in self.sees]}
+        return super().config() | settings | ({"direct": True} if self._direct else {})
+
+    @property
+    def _direct(self) -> bool:
+        return self.skip is not None or self.skip_table is not None
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
-        flat = self.flatten(inputs, context)
-        out = self.net(flat)
-        return self.shape_logits(out if self.skip is None else out + self.skip(flat))
+        reading = self.net.read(*self.states_of(inputs, context))
+        out = self.net(reading)
+        if self.skip is not None:
+            out = out + self.skip(reading.dense)
+        return out if self.skip_table is None else out + self.skip_table(reading)
 
     @torch.no_grad()
     def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
-        """Begin near a linear map of a source, (floats of a state, floats of the logits), where there is a linear path."""
-        linear = self.skip if self.hidden else self.net[-1]
-        if isinstance(linear, nn.Linear):
-            linear.weight.copy_(linear_map(self, source, slope).T)
+        """Begin near a linear map of a source, (its `flat`, that of the choices), where there is a linear path."""
+        number, reader = list(self.sees).index(source), self.net.reader
+        if not self.hidden:
+            start_linear(reader, number, slope, self.net.last, self.net.table)
+        elif self._direct:
+            start_linear(reader, number, slope, self.skip, self.skip_table)
         self.start_at(level)
 
     @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:
-        bias = self.net[-1].bias
-        assert isinstance(bias, Tensor)
-        bias.copy_(logits.flatten().to(bias))
+        self.net.last.bias.copy_(logits.to(self.net.last.bias))
 
 
 class Diagonal(Conditioner):
@@ -119,33 +169,60 @@ class Diagonal(Conditioner):
             context=context,
         )
         (self._source,) = self.sees
-        into = 1 if self.alphabet(self._source).binary else self.alphabet(self._source).width
-        out = 1 if self.choices.binary else self.choices.width
-        self.slope = nn.Parameter(0.01 * torch.randn(features, into, out))
-        self.level = nn.Parameter(torch.zeros(features, out))
+        into, out = self.alphabet(self._source), self.choices
+        pairs: dict[tuple[int, int], list[int]] = {}  # features alike in both, which share an operation
+        for feature, sizes in enumerate(zip(into.sizes, out.sizes, strict=True)):
+            pairs.setdefault(sizes, []).append(feature)
+        self.slopes = nn.ParameterList()
+        self._pairs = list(pairs.values())
+        outputs = []
+        for number, alike in enumerate(self._pairs):
+            first = alike[0]
+            each_in, each_out = (1 if a.sizes[first] == 2 else a.sizes[first] for a in (into, out))
+            self.slopes.append(nn.Parameter(0.01 * torch.randn(len(alike), each_in, each_out)))
+            self.register_buffer(f"features_{number}", torch.tensor(alike), persistent=False)
+            self.register_buffer(f"inputs_{number}", _logits_of(into, alike), persistent=False)
+            outputs.append(_logits_of(out, alike).flatten())
+        self.register_buffer("place", torch.cat(outputs).argsort(), persistent=False)
+        self.level = nn.Parameter(torch.zeros(out.flat))
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"sees": str(self._source)}
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
         self._check_context(context)
-        value = inputs[self._source]
-        value = value.unsqueeze(-1) if self.alphabet(self._source).binary else value  # (..., D, into)
-        logits = (value.unsqueeze(-1) * self.slope).sum(-2) + self.level
-        return logits.squeeze(-1) if self.choices.binary else logits
+        state = inputs[self._source]
+        outputs = [self._of_pair(number, state, slope) for number, slope in enumerate(self.slopes)]
+        return torch.cat(outputs, -1).index_select(-1, self.get_buffer("place")) + self.level
+
+    def _of_pair(self, number: int, state: Tensor, slope: Tensor) -> Tensor:
+        """(..., n * out) of features that are alike."""
+        if state.is_floating_point():
+            values = state[..., self.get_buffer(f"inputs_{number}")]  # (..., n, into)
+            return (values.unsqueeze(-1) * slope).sum(-2).flatten(-2)
+        values = state.index_select(-1, self.get_buffer(f"features_{number}"))
+        if self.alphabet(self._source).sizes[self._pairs[number][0]] == 2:
+            return (values.unsqueeze(-1).to(slope.dtype) * slope[:, 0]).flatten(-2)
+        return slope[torch.arange(len(slope), device=slope.device), values.long()].flatten(-2)
 
     @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:
-        self.level.copy_(logits.reshape(self.level.shape).to(self.level))
+        self.level.copy_(logits.to(self.level))
 
     @torch.no_grad()
     def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
         """Begin at a linear map of the source, as far as each logit is of its own feature."""
         assert source is self._source
-        features, into, out = self.slope.shape
-        every = torch.arange(features)
-        self.slope.copy_(slope.reshape(features, into, features, out)[every, :, every])
+        for number, (features, weights) in enumerate(zip(self._pairs, self.slopes, strict=True)):
+            rows, columns = self.get_buffer(f"inputs_{number}"), _logits_of(self.choices, features)
+            weights.copy_(slope[rows[:, :, None], columns.to(rows.device)[:, None, :]])
         self.start_at(level)
+
+
+def _logits_of(alphabet: Alphabet, features: Sequence[int]) -> Tensor:
+    """Where the logits of features of one size lie, (n, how many each has)."""
+    each = 1 if alphabet.sizes[features[0]] == 2 else alphabet.sizes[features[0]]
+    return torch.tensor([alphabet.first_logits[d] for d in features])[:, None] + torch.arange(each)
 
 
 class Coupling(Conditioner):
@@ -165,7 +242,9 @@ class Coupling(Conditioner):
     """
 
     seen: Tensor
-    moved: Tensor
+    seen_logits: Tensor
+    moved_logits: Tensor
+    identity: Tensor
     place: Tensor
 
     def __init__(
@@ -190,39 +269,34 @@ class Coupling(Conditioner):
         )
         self.mask = coupling_mask(mask, features, shape=shape, flip=flip)
         self.hidden = tuple(hidden)
-        seen, moved = self.mask.nonzero()[:, 0], (~self.mask).nonzero()[:, 0]
-        self.register_buffer("seen", seen, persistent=False)
-        self.register_buffer("moved", moved, persistent=False)
-        self.register_buffer("place", torch.cat([moved, seen]).argsort(), persistent=False)
-        wide_in = self.states.flat // features
-        self._wide_out = self.choices.flat // features
-        self.net = _perceptron([len(seen) * wide_in + context, *self.hidden, len(moved) * self._wide_out])
+        seen, moved = self.mask.nonzero()[:, 0].tolist(), (~self.mask).nonzero()[:, 0].tolist()
+        kept = self.choices.of(seen)
+        identity = torch.full((kept.flat,), NEVER)
+        for group in kept.groups:
+            if not group.binary:  # the first logit of each feature is that of u = 0
+                identity[group.logits].view(-1, group.size)[:, 0] = 0
+        positions = [self.choices.positions(moved), self.choices.positions(seen)]
+        self.register_buffer("seen", torch.tensor(seen), persistent=False)
+        self.register_buffer("seen_logits", self.states.positions(seen), persistent=False)
+        self.register_buffer("moved_logits", positions[0], persistent=False)
+        self.register_buffer("identity", identity, persistent=False)
+        self.register_buffer("place", torch.cat(positions).argsort(), persistent=False)
+        widths = [*self.hidden, self.choices.of(moved).flat]
+        self.net = Perceptron([self.states.of(seen)], context, widths)
 
     def config(self) -> dict[str, Any]:
         assert self.mask is not None
         return super().config() | {"hidden": list(self.hidden), "mask": self.mask.tolist()}
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
-        features_dim = -1 if self.states.binary else -2
-        seen = inputs[Source.STATE].index_select(features_dim, self.seen)
-        out = self.net(self.flatten({Source.STATE: seen}, context))
-        rest = self._fixed_logits(out)
-        if self.choices.binary:
-            return torch.cat([out, rest], -1).index_select(-1, self.place)
-        moved = out.unflatten(-1, (len(self.moved), self.choices.width))
-        return torch.cat([moved, rest], -2).index_select(-2, self.place)
-
-    def _fixed_logits(self, like: Tensor) -> Tensor:
-        """Logits that choose u = 0 with certainty, for the features that are left alone."""
-        batch = like.shape[:-1]
-        if self.choices.binary:
-            return like.new_full((*batch, len(self.seen)), NEVER)
-        logits = like.new_full((*batch, len(self.seen), self.choices.width), NEVER)
-        logits[..., 0] = 0
-        return logits
+        (state,), context = self.states_of(inputs, context)
+        visible = state.index_select(-1, self.seen_logits if state.is_floating_point() else self.seen)
+        out = self.net(self.net.read([visible], context))
+        rest = self.identity.to(out.dtype).expand(
+            *out.shape[:-1], -1
+        )  # what is left alone is u = 0, with certainty
+        return torch.cat([out, rest], -1).index_select(-1, self.place)
 
     @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:
-        bias = self.net[-1].bias
-        assert isinstance(bias, Tensor)
-        bias.copy_(logits[self.moved].flatten().to(bias))
+        self.net.last.bias.copy_(logits[self.moved_logits.to(logits.device)].to(self.net.last.bias))

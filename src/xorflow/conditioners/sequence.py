@@ -10,12 +10,13 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, linear, pad
 
 from xorflow._cuda import decoding
 from xorflow._cuda.decoding import Capturable
 from xorflow._states import Alphabet
-from xorflow.conditioners.base import Conditioner, Dependence, Source, common_lead
+from xorflow.conditioners.base import Conditioner, Dependence, Source
+from xorflow.conditioners.embedding import bag
 from xorflow.conditioners.orderings import Order, image_shape, resolve_order
 from xorflow.conditioners.receptive_field import checked_skipped, coordinates, receptive_fields
 from xorflow.errors import ModelError
@@ -89,8 +90,8 @@ class Positions(nn.Module):
 class Embedding(nn.Module):
     """The vector that a step begins with, a linear function of the values in its receptive field.
 
-    Linear in the encoded values, so that relaxed states and their gradients pass through. A value that is not there yet, or
-    lies outside of the image, is told from a zero: each place of the field that is seen adds a vector of its own.
+    Bits enter a product, and categories are looked up. A value that is not there yet, or lies outside of the image, is told
+    from a zero: each place of the field that is seen adds a vector of its own.
 
     Args:
         features: D.
@@ -137,12 +138,17 @@ class SequenceNetwork(nn.Module):
 
     def forward(self, hidden: Tensor, where: Tensor) -> Tensor:
         """Embedded steps (N, S, width) to outputs (N, S, O) without their bias."""
-        return self.outputs(self.core(self.dropout(hidden), where))
+        return self.outputs(self.hidden(hidden, where))
 
-    def outputs(self, hidden: Tensor) -> Tensor:
+    def hidden(self, hidden: Tensor, where: Tensor) -> Tensor:
+        """Embedded steps to what the head takes, both (N, S, width)."""
+        return self.core(self.dropout(hidden), where)
+
+    def outputs(self, hidden: Tensor, first: int | None = None) -> Tensor:
+        """What the head makes of steps: all outputs, or the first ones."""
         # a handful of sums over the width: in full precision they cost nothing, and logits reach the likelihood unrounded
         with torch.autocast(hidden.device.type, enabled=False):
-            return self.head(self.norm(hidden.to(self.head.weight.dtype)))
+            return linear(self.norm(hidden.to(self.head.weight.dtype)), self.head.weight[:first])
 
 
 class SequenceConditioner(Conditioner):
@@ -268,22 +274,26 @@ class SequenceConditioner(Conditioner):
 
     @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:
-        self.net.bias.copy_(logits.reshape(self.net.bias.shape).to(self.net.bias))
+        for group in self.choices.groups:
+            start = logits[group.logits].reshape(-1, group.each).to(self.net.bias)
+            self.net.bias[list(group.features), : group.each] = start
 
     # ---- a whole pass ----
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
-        self._check_context(context)
-        values = [_split(self.alphabet(source), inputs[source]) for source in self.sees]  # (..., D, floats)
-        leads = [v.shape[:-2] for v in values] + ([] if context is None else [context.shape[:-1]])
-        lead = common_lead(*leads)
-        rows = [v.expand(*lead, *v.shape[-2:]).reshape(-1, *v.shape[-2:]) for v in values]
+        states, context = self.states_of(inputs, context)
+        lead = states[0].shape[:-1]
+        dtype = self.net.bias.dtype
+        rows = [
+            _values(self.alphabet(source), state.reshape(-1, state.shape[-1]), dtype)
+            for source, state in zip(self.sees, states, strict=True)
+        ]
         if context is not None:
-            context = context.expand(*lead, context.shape[-1]).reshape(-1, context.shape[-1])
-        return self.shape_logits(self._in_split_batches(rows, context).reshape(*lead, self.choices.flat))
+            context = context.reshape(-1, context.shape[-1])
+        return self._in_split_batches(rows, context).reshape(*lead, self.choices.flat)
 
     def _in_split_batches(self, rows: list[Tensor], context: Tensor | None) -> Tensor:
-        """The outputs (N, D, O) of rows (N, D, floats); where no gradient is wanted, of some rows at a time."""
+        """The packed logits of rows, see `_values`; where no gradient is wanted, of some rows at a time."""
         total = len(rows[0])
         steps = _STEPS_ON_CPU if rows[0].device.type == "cpu" else _STEPS_ELSEWHERE
         size = max(1, steps // self.steps_before[-1])
@@ -296,12 +306,26 @@ class SequenceConditioner(Conditioner):
 
     def _pass(self, rows: list[Tensor], context: Tensor | None) -> Tensor:
         steps = self.active if self.skipped else slice(None)
-        out = self.net(self.embedded(rows, self.fixed_part(context), steps), self.where)
+        embedded = self.embedded(rows, self.fixed_part(context), steps)
+        if len(self.choices.groups) > 1 and self.net.aside is None:
+            return self._grouped(self.net.hidden(embedded, self.where))
+        out = self.net(embedded, self.where)
         if self.net.aside is not None:
             out = torch.cat([out, self.aside(rows, self.silent)], 1)
         if not self._in_place:
             out = out.index_select(1, self.places)
-        return out + self.net.bias
+        return pack(out + self.net.bias, self.choices)
+
+    def _grouped(self, hidden: Tensor) -> Tensor:
+        """Packed logits of features that have different numbers of choices, each group through as much of the head as it
+        has.
+        """
+        outputs = []
+        for group in self.choices.groups:
+            features = torch.tensor(group.features, device=hidden.device)
+            of_group = self.net.outputs(hidden.index_select(1, self.places[features]), group.each)
+            outputs.append((of_group + self.net.bias[features, : group.each]).flatten(1))
+        return torch.cat(outputs, 1)
 
     def fixed_part(self, context: Tensor | None) -> Tensor:
         """What steps begin with whatever the values are: (D, width), or (N, D, width) with a context."""
@@ -313,24 +337,49 @@ class SequenceConditioner(Conditioner):
         return fixed + (context.to(embed.context.dtype) @ embed.context).unsqueeze(-2)
 
     def embedded(self, rows: list[Tensor], fixed: Tensor, steps: Tensor | slice) -> Tensor:
-        """What some ranks begin with, (N, b, width): `fixed`, and their receptive fields in the values (N, D, floats)."""
-        return self._in_fields(rows, steps) @ self.net.embed.values + fixed[..., steps, :]
+        """What some ranks begin with, (N, b, width): `fixed`, and what the values in their receptive fields add."""
+        return self._through_fields(rows, steps, self.net.embed.values) + fixed[..., steps, :]
 
     def aside(self, rows: list[Tensor], steps: Tensor | slice) -> Tensor:
         """The outputs (N, b, O) of the skipped features of some ranks, without their bias."""
         assert self.net.aside is not None
         with torch.autocast(rows[0].device.type, enabled=False):
-            return self._in_fields(rows, steps).to(self.net.aside.dtype) @ self.net.aside
+            return self._through_fields(rows, steps, self.net.aside)
 
-    def _in_fields(self, rows: list[Tensor], steps: Tensor | slice) -> Tensor:
-        """The values in the receptive fields of some ranks, (N, b, inputs)."""
-        inputs = []
-        for values, fields, seen in zip(rows, self.fields[:, steps], self.seen[:, steps], strict=True):
-            gathered = values.index_select(1, fields.flatten()).unflatten(
-                1, fields.shape
-            )  # (N, b, R, floats)
-            inputs.append((gathered * seen.unsqueeze(-1)).flatten(2))
-        return torch.cat(inputs, -1)
+    def _through_fields(self, rows: list[Tensor], steps: Tensor | slice, weights: Tensor) -> Tensor:
+        """A linear map (inputs, outputs) of the values in the receptive fields of some ranks, (N, b, outputs)."""
+        if all(self.alphabet(source).binary for source in self.sees):
+            dense = [self._gathered(number, values, steps) for number, values in enumerate(rows)]
+            return torch.cat(dense, -1) @ weights
+        size, first, total = self.fields.shape[-1], 0, None
+        for number, (source, values) in enumerate(zip(self.sees, rows, strict=True)):
+            floats = _floats(self.alphabet(source))
+            table = weights[first : first + size * floats]
+            first += size * floats
+            looked_up = (
+                self._gathered(number, values, steps) @ table
+                if values.is_floating_point()
+                else self._looked_up(number, values, steps, table, floats)
+            )
+            total = looked_up if total is None else total + looked_up
+        assert total is not None
+        return total
+
+    def _gathered(self, number: int, values: Tensor, steps: Tensor | slice) -> Tensor:
+        """The numbers (N, D, floats) of a source in the receptive fields of some ranks, (N, b, R * floats)."""
+        fields, seen = self.fields[number, steps], self.seen[number, steps]
+        gathered = values.index_select(1, fields.flatten()).unflatten(1, fields.shape)  # (N, b, R, floats)
+        return (gathered * seen.unsqueeze(-1)).flatten(2)
+
+    def _looked_up(
+        self, number: int, values: Tensor, steps: Tensor | slice, table: Tensor, floats: int
+    ) -> Tensor:
+        """The same for categories (N, D), through a table (R * floats, outputs); what is not seen adds nothing."""
+        fields, seen = self.fields[number, steps], self.seen[number, steps]
+        gathered = values.index_select(1, fields.flatten()).unflatten(1, fields.shape)  # (N, b, R)
+        place = torch.arange(fields.shape[-1], device=values.device) * floats
+        rows = torch.where(seen > 0, gathered + place, len(table))
+        return bag(rows, torch.cat([table, torch.zeros_like(table[:1])]))
 
     # ---- incremental decoding ----
 
@@ -366,15 +415,17 @@ class IncrementalSequence:
         edges = {*range(0, net.features, size), net.features, *net.turning_points()}
         self.blocks = [Block(*pair) for pair in itertools.pairwise(sorted(edges))]
         self._net = net
-        (source,) = net.sees
+        (self._source,) = net.sees
         like = net.net.bias
-        self._values = like.new_zeros(batch, net.features, _floats(net.alphabet(source)))
+        alphabet = net.alphabet(self._source)
+        nothing = torch.zeros(batch, net.features, dtype=alphabet.dtype, device=like.device)
+        self._values = _values(alphabet, nothing, like.dtype)
         self._fixed = net.fixed_part(None if context is None else context.expand(batch, context.shape[-1]))
         self._memory = net.net.core.memory(batch, net.steps_before[-1], like)
         self._ahead = self._memory
 
     def logits(self, block: Block, x: Tensor) -> Tensor:
-        """The outputs (B, b * O) of a block's features, at trial values x (B, b * floats) of the block itself."""
+        """The packed logits of a block's features, at trial values x (B, b), integers, of the block itself."""
         if block.last - block.first > 1:
             self._put(block, x)
         net, steps = self._net, slice(block.first, block.last)
@@ -385,7 +436,8 @@ class IncrementalSequence:
             hidden = net.embedded([self._values], self._fixed, steps)
             hidden, self._ahead = net.net.core.extend(hidden, net.where[first:last], self._memory, first)
             out = net.net.outputs(hidden)
-        return (out + net.net.bias[net.visits[steps]]).flatten(1)
+        of_block = net.choices if len(net.choices.groups) == 1 else net.choices.of(net.visits[steps].tolist())
+        return pack(out + net.net.bias[net.visits[steps]], of_block)
 
     def update(self, block: Block, x: Tensor) -> None:
         """The block's values are final; the last trial's were the same, but perhaps for the last feature."""
@@ -394,7 +446,7 @@ class IncrementalSequence:
 
     def _put(self, block: Block, x: Tensor) -> None:
         visits = self._net.visits[block.first : block.last]
-        self._values.index_copy_(1, visits, x.unflatten(1, (len(visits), -1)))
+        self._values.index_copy_(1, visits, _values(self._net.alphabet(self._source), x, self._values.dtype))
 
     def decode(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
         """x (B, D) from y and noise, in the arrangement of the ordering, by steps captured as a CUDA graph; or None."""
@@ -409,10 +461,28 @@ class IncrementalSequence:
 
 
 def _floats(alphabet: Alphabet) -> int:
-    """How many floats stand for one feature."""
-    return alphabet.flat // alphabet.features
+    """How many rows of an embedding a feature has, the widest one's."""
+    return 1 if alphabet.binary else alphabet.width
 
 
-def _split(alphabet: Alphabet, state: Tensor) -> Tensor:
-    """An encoded state as (..., D, floats)."""
-    return state.unsqueeze(-1) if alphabet.binary else state
+def _values(alphabet: Alphabet, state: Tensor, dtype: torch.dtype) -> Tensor:
+    """A state (N, D) as embeddings take it: bits, and what is relaxed, as numbers (N, D, floats), else int64 (N, D)."""
+    if alphabet.binary:
+        return state.to(dtype).unsqueeze(-1)
+    if not state.is_floating_point():
+        return state.long()
+    spread = state.new_zeros(len(state), alphabet.features, alphabet.width)
+    for group in alphabet.groups:
+        values = state[:, group.logits].unflatten(1, (len(group.features), group.each))
+        if group.binary:
+            values = torch.cat((1 - values, values), -1)
+        index = torch.tensor(group.features, device=state.device)
+        spread = spread.index_add(1, index, pad(values, (0, alphabet.width - group.size)))
+    return spread
+
+
+def pack(outputs: Tensor, alphabet: Alphabet) -> Tensor:
+    """The packed logits of outputs (N, n, O) of a space of n features, of which each has as many as it needs."""
+    if len(alphabet.groups) == 1:
+        return outputs[..., : alphabet.groups[0].each].flatten(1)
+    return torch.cat([outputs[:, list(g.features), : g.each].flatten(1) for g in alphabet.groups], 1)

@@ -85,7 +85,7 @@ class Analytic(Estimator):
         p, outcomes = flow.last_choices(start, context)
         if self.objective == "elbo":
             q = flow.layers[0].posterior_choices(start, context, p)
-            value = (q.expectation(outcomes) - q.kl(p)).sum(-1)  # pyright: ignore[reportArgumentType]
+            value = (q.expectation(outcomes) - q.kl(p)).sum(-1)
         else:
             value = p.expectation(outcomes).sum(-1)
         whole = value

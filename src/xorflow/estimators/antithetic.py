@@ -18,7 +18,7 @@ from xorflow.estimators.layerwise import (
     require_no_own,
     require_summable,
 )
-from xorflow.flows import BinaryChoices, Choices, LatentFlow, Point
+from xorflow.flows import Choices, LatentFlow, Point
 
 
 class Antithetic(Estimator):
@@ -69,11 +69,11 @@ class Antithetic(Estimator):
             self.sums = descendant_sums(flow, self._drawn_layers(flow))
 
     @abstractmethod
-    def choose(self, choices: BinaryChoices, uniforms: Tensor) -> Tensor:
+    def choose(self, choices: Choices, uniforms: Tensor) -> Tensor:
         """The arms (n, B, D), from uniforms (N, B, D)."""
 
     @abstractmethod
-    def slope(self, choices: BinaryChoices, arms: Tensor, rewards: Tensor) -> Tensor:
+    def slope(self, choices: Choices, arms: Tensor, rewards: Tensor) -> Tensor:
         """An estimate of the gradient in the logits (B, D), from the arms and their rewards, both (n, B, D)."""
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
@@ -82,7 +82,6 @@ class Antithetic(Estimator):
         for index in range(self._drawn_layers(flow)):
             assert draws is not None
             choices = flow.layers[index].generator_choices(point, context)
-            assert isinstance(choices, BinaryChoices)
             with torch.no_grad():
                 arms = self.choose(choices, draws[: self.uniforms, ..., index, :])
             passed.append((point, choices, arms))
@@ -92,7 +91,6 @@ class Antithetic(Estimator):
         surrogate = value  # the gradient of a learned base and, where it is summed out, of the last layer
         for index, (before, choices, arms) in enumerate(passed):
             assert draws is not None
-            assert isinstance(choices, BinaryChoices)
             with torch.no_grad():
                 others = self._others(flow, after(flow, before, arms[1:]), context, draws)
                 ends = self.sums[index](torch.cat((rewards.detach().unsqueeze(0), others)))
@@ -109,7 +107,6 @@ class Antithetic(Estimator):
             point = flow.run(point, draws=fresh, context=context, stop=stop).end
         for index in range(point.layer, stop):
             choices = flow.layers[index].generator_choices(point, context)
-            assert isinstance(choices, BinaryChoices)
             same = draws[: self.uniforms, ..., index, :].unsqueeze(1)  # for all arms
             point = after(flow, point, self.choose(choices, same)[0])
         return end_rewards(flow, point, context)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from xorflow.errors import ConfigError
 from xorflow.estimators.antithetic import Antithetic
-from xorflow.flows import BinaryChoices
+from xorflow.flows import Choices
 
 
 class ARMS(Antithetic):
@@ -53,11 +53,11 @@ class ARMS(Antithetic):
     def config(self) -> dict[str, Any]:
         return {"samples": self.arms} | super().config()
 
-    def choose(self, choices: BinaryChoices, uniforms: Tensor) -> Tensor:
+    def choose(self, choices: Choices, uniforms: Tensor) -> Tensor:
         repelling = dirichlet_copula(uniforms)
         return choices.sample(torch.where(choices.logits < 0, 1 - repelling, repelling))
 
-    def slope(self, choices: BinaryChoices, arms: Tensor, rewards: Tensor) -> Tensor:
+    def slope(self, choices: Choices, arms: Tensor, rewards: Tensor) -> Tensor:
         deviations = (rewards - rewards.mean(0)) * (arms - choices.mean)
         return deviations.sum(0) / ((self.arms - 1) * one_less_correlation(choices.logits, self.arms))
 

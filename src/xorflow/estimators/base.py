@@ -88,12 +88,12 @@ class Estimator(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
-        """The loss of encoded data x, given the draws (S, B, L', D)."""
+        """The loss of integers x (B, D), given the draws (S, B, L', D)."""
 
     def soft_target_loss(
         self, flow: LatentFlow, x: Tensor, context: Tensor | None, probabilities: Tensor
     ) -> Loss:
-        """The loss of encoded data x that were drawn with these probabilities (B, D); of estimators that use them."""
+        """The loss of integers x (B, D) that were drawn with these probabilities (B, D); of estimators that use them."""
         del flow, x, context, probabilities
         raise ModelError(f"{type(self).__name__} takes no soft targets")
 
@@ -140,10 +140,10 @@ class Estimator(nn.Module, ABC):
                 raise ModelError(
                     f"this {type(self).__name__} takes soft targets: give probabilities, those with which x was drawn"
                 )
-            return self.soft_target_loss(flow, flow.encode(x), context, probabilities)
+            return self.soft_target_loss(flow, flow.states.integers(x), context, probabilities)
         if draws is None:
             draws = self.draw(flow, len(x), generator)
-        return self.loss(flow, flow.encode(x), context, draws)
+        return self.loss(flow, flow.states.integers(x), context, draws)
 
 
 def _check_rows(flow: LatentFlow, x: Tensor) -> None:

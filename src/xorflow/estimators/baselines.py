@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from xorflow.errors import ConfigError
 from xorflow.estimators.sampled_objective import SampledObjective
 from xorflow.flows import LatentFlow
-from xorflow.flows.stack import GREEDY, Draws
+from xorflow.flows.trace import GREEDY, Draws
 
 Standardise = Literal["none", "one", "feature"]
 
@@ -29,7 +29,7 @@ class BaselineInputs:
 
     Attributes:
         flow: the model.
-        x: encoded data (B, D).
+        x: integers (B, D).
         context: (B, C) or None.
         shape: (T, D) of the signal.
         signal_of: the signal (..., B, T, D) of other choices than those drawn.
@@ -62,7 +62,7 @@ class Baseline(nn.Module, ABC):
     >>> _ = torch.manual_seed(0)
     >>> class Constant(Baseline):
     ...     def expected(self, inputs):
-    ...         return inputs.x.new_full(inputs.shape, -0.3)
+    ...         return torch.full(inputs.shape, -0.3)
     >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
     >>> loss = xf.estimators.SpecialCase(baseline=Constant())(flow, torch.tensor([[0, 1, 1, 0]]))
     >>> loss.surrogate.backward()
@@ -102,7 +102,7 @@ class NoBaseline(Baseline):
     """
 
     def expected(self, inputs: BaselineInputs) -> Tensor:
-        return inputs.x.new_zeros(inputs.shape)
+        return inputs.flow.base.logits.new_zeros(inputs.shape)
 
 
 class RunningMean(Baseline):
@@ -178,7 +178,7 @@ class SampledCritic(Baseline):
 
     def expected(self, inputs: BaselineInputs) -> Tensor:
         if inputs.another is None:  # the only layer is summed out: nothing is drawn
-            return inputs.x.new_zeros(inputs.shape)
+            return inputs.flow.base.logits.new_zeros(inputs.shape)
         return inputs.signal_of(inputs.another)
 
 
@@ -199,7 +199,7 @@ class GreedyCritic(Baseline):
     >>> _ = torch.manual_seed(0)
     >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
     >>> x = torch.tensor([[0, 1, 1, 0]])
-    >>> greedy = flow.run(flow.encode(x), draws="greedy").u[None]
+    >>> greedy = flow.run(x, draws="greedy").u[None]
     >>> loss = xf.estimators.SpecialCase(baseline=GreedyCritic())(flow, x, draws=greedy)
     >>> loss.surrogate.backward()  # what was expected of these choices is what they bring: no score counts
     >>> any(bool(weight.grad.any()) for weight in flow.layers.parameters())

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
+from xorflow._states import Layout
 from xorflow.errors import ConfigError
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.layerwise import after, logit_of, require_no_own
-from xorflow.flows import BinaryChoices, Choices, LatentFlow, Point
+from xorflow.estimators.relaxed_states import Relaxed, RelaxedPoint, relaxed_rewards, straight_through
+from xorflow.flows import Choices, LatentFlow
 
 _WHY = "takes gradients through all choices of a layer at once"
 
@@ -59,15 +60,17 @@ class Concrete(Estimator):
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         assert draws is not None
-        soft = hard = flow.start(x)
+        hard = flow.start(x)
+        soft = RelaxedPoint.of(flow, hard)
         for index, layer in enumerate(flow.layers):
             noise = draws[..., index, :]
-            choices = layer.generator_choices(soft, context)
+            choices = layer.generator_choices(soft.seen(), context)
             with torch.no_grad():
                 plain = choices if index == 0 else layer.generator_choices(hard, context)
-                hard = after(flow, hard, largest(disturbed(plain, noise), plain))
-            soft = after(flow, soft, squashed(disturbed(choices, noise) / self.tau, choices))
-        value = flow.base.log_prob(soft.state).sum(-1)
+                hard = after(flow, hard, Choices(disturbed(plain, layer.layout, noise), layer.layout).mode())
+            squashed = Choices(disturbed(choices, layer.layout, noise) / self.tau, layer.layout).mean
+            soft = soft.after(flow, Relaxed(squashed))
+        value = relaxed_rewards(flow.base, soft.state.values).sum(-1)
         with torch.no_grad():
             bound = flow.base.log_prob(hard.state).sum(-1).mean()
         return Loss(surrogate=-value.mean(), bound=bound)
@@ -112,22 +115,23 @@ class StraightThroughGumbel(Estimator):
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         assert draws is not None
 
-        def choose(choices: Choices, layer: int) -> Tensor:
-            z = disturbed(choices, draws[..., layer, :])
-            soft = squashed(z / self.tau, choices)
-            return largest(z, choices) + (soft - soft.detach())  # in this order it is exactly an integer
+        def choose(choices: Choices, layer: int) -> Relaxed:
+            layout = flow.layers[layer].layout
+            z = disturbed(choices, layout, draws[..., layer, :])
+            soft = Choices(z / self.tau, layout).mean
+            return straight_through(Choices(z.detach(), layout).mode(), soft, layout)
 
-        value = flow.base.log_prob(end_of_pass(flow, x, context, choose).state).sum(-1)
+        value = relaxed_rewards(flow.base, end_of_pass(flow, x, context, choose).state.values).sum(-1)
         return Loss(surrogate=-value.mean(), bound=value.detach().mean())
 
 
 def end_of_pass(
-    flow: LatentFlow, x: Tensor, context: Tensor | None, choose: Callable[[Choices, int], Tensor]
-) -> Point:
+    flow: LatentFlow, x: Tensor, context: Tensor | None, choose: Callable[[Choices, int], Relaxed]
+) -> RelaxedPoint:
     """The end of a pass whose choices, relaxed or hard, carry gradients of their own."""
-    point = flow.start(x)
+    point = RelaxedPoint.of(flow, flow.start(x))
     for index, layer in enumerate(flow.layers):
-        point = after(flow, point, choose(layer.generator_choices(point, context), index))
+        point = point.after(flow, choose(layer.generator_choices(point.seen(), context), index))
     return point
 
 
@@ -136,23 +140,17 @@ def noise_width(flow: LatentFlow) -> int:
     return max(1 if c.binary else c.width for c in (layer.transform.choices for layer in flow.layers))
 
 
-def disturbed(choices: Choices, uniforms: Tensor) -> Tensor:
-    """Logits and noise, of which the largest is a draw: logistic (..., D) for two values, Gumbel (..., D, U) otherwise."""
-    if isinstance(choices, BinaryChoices):
-        return choices.logits + logit_of(uniforms[0])
+def disturbed(choices: Choices, layout: Layout, uniforms: Tensor) -> Tensor:
+    """Packed logits and noise, of which the largest is a draw: logistic for bits, Gumbel for the values of others."""
     eps = torch.finfo(uniforms.dtype).eps
-    noise = -torch.log(-torch.log(uniforms[: choices.logits.shape[-1]].clamp(eps, 1 - eps))).movedim(0, -1)
-    return (choices.logits + noise).masked_fill(~choices.valid, -torch.inf)
-
-
-def squashed(z: Tensor, choices: Choices) -> Tensor:
-    return torch.sigmoid(z) if isinstance(choices, BinaryChoices) else torch.softmax(z, -1)
-
-
-def largest(z: Tensor, choices: Choices) -> Tensor:
-    if isinstance(choices, BinaryChoices):
-        return (z > 0).to(z.dtype)
-    return one_hot(z.argmax(-1), z.shape[-1]).to(z.dtype)
+    noise = []
+    for number, group in enumerate(layout.alphabet.groups):
+        of_group = uniforms[: group.each].index_select(-1, layout.features(number))
+        if group.binary:
+            noise.append(logit_of(of_group[0]))
+        else:
+            noise.append(-torch.log(-torch.log(of_group.clamp(eps, 1 - eps))).movedim(0, -1))
+    return choices.logits + layout.packed(noise)
 
 
 def checked_temperature(tau: float) -> float:

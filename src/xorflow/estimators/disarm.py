@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from xorflow.estimators.antithetic import Antithetic
-from xorflow.flows import BinaryChoices
+from xorflow.flows import Choices
 
 
 class DisARM(Antithetic):
@@ -41,10 +41,11 @@ class DisARM(Antithetic):
     def __init__(self, sum_last: bool = False, common: bool = False) -> None:
         super().__init__(2, 1, sum_last, common)
 
-    def choose(self, choices: BinaryChoices, uniforms: Tensor) -> Tensor:
+    def choose(self, choices: Choices, uniforms: Tensor) -> Tensor:
         e = uniforms[0]
         return torch.stack((choices.sample(e), choices.sample(1 - e)))
 
-    def slope(self, choices: BinaryChoices, arms: Tensor, rewards: Tensor) -> Tensor:
+    def slope(self, choices: Choices, arms: Tensor, rewards: Tensor) -> Tensor:
         likelier = torch.sigmoid(choices.logits.abs())  # max(p, 1 - p)
+        arms = arms.to(rewards.dtype)
         return 0.5 * (rewards[0] - rewards[1]) * (arms[0] - arms[1]) * likelier

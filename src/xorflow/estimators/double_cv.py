@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from xorflow._states import Layout
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.descendants import Descendants, FeatureSum, structure
 from xorflow.estimators.layerwise import (
-    after,
     descendant_sums,
     end_rewards,
     pushed,
     require_summable,
 )
+from xorflow.estimators.relaxed_states import Relaxed, RelaxedPoint, corners, relaxed_end_rewards
 from xorflow.estimators.sampled_objective import mean_of_others
-from xorflow.flows import BinaryChoices, Choices, LatentFlow
+from xorflow.flows import Choices, LatentFlow
 
 
 class DoubleCV(Estimator):
@@ -105,27 +106,24 @@ class DoubleCV(Estimator):
         surrogate = value.mean(
             0
         )  # the gradient of a learned base and, where it is summed out, of the last layer
-        control = x.new_zeros(())
+        control = flow.base.logits.new_zeros(())
         slopes = local_slopes(flow, x, context, trace.us)
         for index, (choices, u, slope) in enumerate(zip(trace.generator, trace.us, slopes, strict=True)):
-            others = mean_of_others(slope)
-            weight = self._weight(index, rewards.detach(), u - choices.mean.detach(), slope, others)
+            others, layout = mean_of_others(slope), flow.layers[index].layout
+            deviation = corners(u, layout, flow.dtype) - choices.mean.detach()
+            products = [layout.summed(deviation * others), layout.summed(deviation * slope)]
+            weight = self._weight(index, rewards.detach(), products)
             alpha = self.alpha[index]
             score = (weight.detach() * choices.log_prob(u)).sum(-1)
-            linear = _over_values(others * choices.mean, choices).sum(-1)
+            linear = (others * choices.mean).sum(-1)
             surrogate = surrogate + (score + alpha.detach() * linear).mean(0)
-            control = control + _mean_square(choices, u, weight, alpha * others)
+            control = control + _mean_square(choices, layout, deviation, weight, alpha * others)
         return Loss(surrogate=-surrogate.mean(), bound=value.detach().mean(), control=control)
 
-    def _weight(
-        self, index: int, rewards: Tensor, deviation: Tensor, slope: Tensor, others: Tensor
-    ) -> Tensor:
+    def _weight(self, index: int, rewards: Tensor, products: Sequence[Tensor]) -> Tensor:
         """What the score of each sample's choices is weighed with, (K, B, D), with the graph of alpha."""
         signal = self.sums[index](rewards)
-        control_variate, baseline = (
-            self.inner_sums[index](product if product.dim() == signal.dim() else product.sum(-1))
-            for product in (deviation * others, deviation * slope)
-        )
+        control_variate, baseline = (self.inner_sums[index](product) for product in products)
         alpha = self.alpha[index]
         return signal - alpha * control_variate - mean_of_others(signal - alpha * baseline)
 
@@ -136,14 +134,15 @@ def local_slopes(
     """The gradient of the sum of rewards in each layer's choices, straight through those after it; without graph."""
 
     def total(*moved: Tensor) -> Tensor:
-        point = flow.start(x)
-        for layer, u in zip(flow.layers, moved, strict=False):
-            mean = layer.generator_choices(point, context, u).mean
-            point = after(flow, point, u + (mean - mean.detach()))
-        return end_rewards(flow, point, context).sum(-1)
+        point = RelaxedPoint.of(flow, flow.start(x))
+        for layer, u, values in zip(flow.layers, us, moved, strict=False):
+            mean = layer.generator_choices(point.seen(), context, values).mean
+            point = point.after(flow, Relaxed(values + (mean - mean.detach()), u))
+        return relaxed_end_rewards(flow, point, context).sum(-1)
 
+    hard = [corners(u, layer.layout, flow.dtype) for u, layer in zip(us, flow.layers, strict=False)]
     with torch.no_grad():
-        value, pull = torch.func.vjp(total, *us)  # pyright: ignore[reportAssignmentType]
+        value, pull = torch.func.vjp(total, *hard)  # pyright: ignore[reportAssignmentType]
         return pull(torch.ones_like(value))
 
 
@@ -158,15 +157,11 @@ def _inner_sums(flow: LatentFlow, layers: int) -> nn.ModuleList:
     return sums.to(flow.device)
 
 
-def _over_values(values: Tensor, choices: Choices) -> Tensor:
-    """Summed over the values of one-hot choices: (..., D)."""
-    return values if isinstance(choices, BinaryChoices) else values.sum(-1)
-
-
-def _mean_square(choices: Choices, u: Tensor, weight: Tensor, direction: Tensor) -> Tensor:
+def _mean_square(
+    choices: Choices, layout: Layout, deviation: Tensor, weight: Tensor, direction: Tensor
+) -> Tensor:
     """Of the estimate of the gradient in the logits, with the graph of what weighs it."""
     mean = choices.mean.detach()
-    spread = weight if isinstance(choices, BinaryChoices) else weight.unsqueeze(-1)
-    estimate = spread * (u - mean) + pushed(mean, direction, choices)
+    estimate = layout.spread(weight) * deviation + pushed(mean, direction, layout)
     # logits that all samples share get the mean of the samples' estimates
-    return (estimate if choices.logits.dim() == u.dim() else estimate.mean(0)).square().mean()
+    return (estimate if choices.logits.dim() == deviation.dim() else estimate.mean(0)).square().mean()

@@ -16,7 +16,8 @@ from xorflow.estimators.baselines import Baseline, Signal, Standardise
 from xorflow.estimators.descendants import Descendants, FeatureSum, structure, weighted_score
 from xorflow.estimators.sampled_objective import SampledObjective
 from xorflow.flows import Choices, LatentFlow, Layer
-from xorflow.flows.stack import GREEDY, Draws
+from xorflow.flows.likelihood import outcomes
+from xorflow.flows.trace import GREEDY, Draws
 
 Divergence = Literal["analytic", "suffix", "printed", "vanilla"]
 _DIVERGENCES = ("analytic", "suffix", "printed", "vanilla")
@@ -227,9 +228,9 @@ class FullPosterior(Estimator):
             last = flow.layers[-1]
             p = last.generator_choices(trace.end, context)
             q = last.posterior_choices(trace.end, context, p)
-            rewards = q.expectation(last.transform.outcomes(flow.base.log_table(), trace.end.state))
+            rewards = q.expectation(outcomes(last.transform, flow.base, trace.end.state))
             sampled.append(torch.zeros_like(rewards[..., :1]))
-            closed.append(-q.kl(p))  # pyright: ignore[reportArgumentType]
+            closed.append(-q.kl(p))
         else:
             rewards = flow.base.log_prob(trace.end.state)
         log_q = trace.log_q() if stop else rewards.new_zeros(0, flow.features)
@@ -241,9 +242,9 @@ class FullPosterior(Estimator):
 
         With graph: the gradient of their sum is the generator's, and the part of the posterior's that needs no score.
         """
-        nothing = torch.zeros((), device=u.device, dtype=u.dtype)
+        nothing = torch.zeros((), device=u.device, dtype=p.logits.dtype)
         if self.kl == "analytic" and not layer.autoregressive_in_u:
-            return nothing, -q.kl(p)  # pyright: ignore[reportArgumentType]
+            return nothing, -q.kl(p)
         if self.kl == "vanilla":
             return p.log_prob(u) - q.log_prob(u).detach(), nothing
         return p.log_prob(u), q.entropy()

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from xorflow._states import Layout
 from xorflow.errors import ModelError
 from xorflow.estimators.descendants import Descendants, FeatureSum
-from xorflow.flows import BinaryChoices, Choices, LatentFlow, Layer, Point
-from xorflow.flows.choices import make_choices
+from xorflow.flows import LatentFlow, Point
 
 
 def after(flow: LatentFlow, point: Point, u: Tensor) -> Point:
-    """The point behind the next layer, where it takes the choice u (encoded, hard or relaxed)."""
-    state = flow.layers[point.layer].transform.relaxed_to_base(point.state, u)
+    """The point behind the next layer, where it takes the choice u."""
+    state = flow.layers[point.layer].transform.to_base(point.state, u)
     return Point(point.x, state, u, point.layer + 1)
 
 
@@ -33,31 +32,15 @@ def descendant_sums(flow: LatentFlow, layers: int) -> nn.ModuleList:
     return sums.to(flow.device)
 
 
-def pushed(mean: Tensor, direction: Tensor, choices: Choices) -> Tensor:
+def pushed(mean: Tensor, direction: Tensor, layout: Layout) -> Tensor:
     r"""How probabilities `mean` move with their logits in a direction: :math:`\mathrm{diag}(\pi) v - \pi \pi^\top v`."""
-    if isinstance(choices, BinaryChoices):
-        return mean * (1 - mean) * direction
-    return mean * (direction - (mean * direction).sum(-1, keepdim=True))
-
-
-def frozen_choices(layer: Layer, point: Point, context: Tensor | None) -> Choices:
-    """The generator's choices, through which a gradient reaches what the network sees, but not its weights."""
-    network = layer.conditioner
-    weights = {
-        f"{place}.{name}" if place else name: parameter.detach()
-        for place, module in network.named_modules()
-        for name, parameter in module.named_parameters(recurse=False)
-    }
-    logits = functional_call(network, weights, (point.inputs(None), context), tie_weights=False)
-    return make_choices(logits, layer.transform.choices, layer.valid)
-
-
-def frozen_rewards(flow: LatentFlow, state: Tensor) -> Tensor:
-    """`flow.base.log_prob` without a gradient for the base."""
-    table = flow.base.log_table().detach()
-    if flow.states.binary:
-        return state * table[:, 1] + (1 - state) * table[:, 0]
-    return (state * table).sum(-1)
+    parts = [
+        p * (1 - p) * v if group.binary else p * (v - (p * v).sum(-1, keepdim=True))
+        for group, p, v in zip(
+            layout.alphabet.groups, layout.logits(mean), layout.logits(direction), strict=True
+        )
+    ]
+    return layout.packed(parts)
 
 
 def require_summable(flow: LatentFlow) -> None:

@@ -12,7 +12,7 @@ from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.descendants import FeatureSum, structure
 from xorflow.estimators.layerwise import after, descendant_sums, end_rewards, require_summable
 from xorflow.flows import LatentFlow, Point
-from xorflow.flows.stack import choose
+from xorflow.flows.trace import choose
 
 
 class LocalExpectation(Estimator):
@@ -106,16 +106,20 @@ class LocalExpectation(Estimator):
         rewards: Tensor,
         draws: Tensor,
         context: Tensor | None,
-    ) -> Tensor:
-        """The rewards that each choice leads to, by its values, (B, D, U)."""
+    ) -> list[Tensor]:
+        """The rewards that each choice leads to, by group of choices, (B, n, U)."""
         layer, rows = flow.layers[before.layer], self.sums[before.layer]
-        alphabet, sizes = layer.transform.choices, layer.valid.sum(-1)
-        drawn = alphabet.decode(u)  # (B, D)
-        ends = rows(rewards).unsqueeze(-1).expand(*drawn.shape, alphabet.width)
+        alphabet, drawn = layer.transform.choices, u.long()  # (B, D)
+        sizes = torch.tensor(alphabet.sizes, device=u.device)
+        taken_up = rows(rewards).expand(drawn.shape)
+        ends = [
+            part.unsqueeze(-1).expand(*part.shape, group.size)
+            for group, part in zip(alphabet.groups, layer.layout.split(taken_up), strict=True)
+        ]
         for step in range(1, alphabet.width):
             changed = (drawn + step) % sizes
             if _is_separable(rows):  # all features at once: none changes another's reward
-                taken = alphabet.encode(changed, flow.dtype)
+                taken = alphabet.integers(changed)
                 changed_rewards = self._suffix(flow, after(flow, before, taken), draws, context)
             else:
                 diagonal = torch.eye(flow.features, dtype=torch.bool, device=u.device).unsqueeze(
@@ -126,7 +130,11 @@ class LocalExpectation(Estimator):
                 )
                 changed_rewards = self._suffix(flow, after(flow, before, taken), draws, context)
                 changed_rewards = rows(changed_rewards).diagonal(dim1=0, dim2=-1)
-            ends = ends.scatter(-1, changed.unsqueeze(-1), changed_rewards.unsqueeze(-1))
+            by_group = zip(layer.layout.split(changed), layer.layout.split(changed_rewards), strict=True)
+            ends = [
+                part.scatter(-1, values.unsqueeze(-1), reward.unsqueeze(-1))
+                for part, (values, reward) in zip(ends, by_group, strict=True)
+            ]
         return ends
 
     def _redrawn(
@@ -138,16 +146,16 @@ class LocalExpectation(Estimator):
         draws: Tensor,
         context: Tensor | None,
     ) -> Tensor:
-        """The layer's choices (D, B, D), encoded, with what is `kept` as changed and, if the layer sees them, the rest anew."""
+        """The layer's choices (D, B, D), with what is `kept` as changed and, if the layer sees them, the rest anew."""
         layer = flow.layers[before.layer]
         alphabet = layer.transform.choices
-        taken = alphabet.encode(changed, flow.dtype)
+        taken = alphabet.integers(changed)
         if not layer.autoregressive_in_u:
             return taken
         layer_draws = draws[..., before.layer, :]
         for _ in range(flow.features + 1):
-            again = choose(layer.generator_choices(before, context, taken), layer_draws, alphabet, flow.dtype)
-            following = alphabet.encode(torch.where(kept, changed, alphabet.decode(again)), flow.dtype)
+            again = choose(layer.generator_choices(before, context, taken), layer_draws)
+            following = torch.where(kept, alphabet.integers(changed), again)
             if torch.equal(following, taken):
                 break
             taken = following

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xorflow._states import Alphabet
+from xorflow._states import Layout
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.flows import Choices, LatentFlow, Layer, Point
-from xorflow.flows.stack import choose
+from xorflow.flows.likelihood import outcomes
+from xorflow.flows.trace import choose
 
 
 class ProposalPrefix(Estimator):
@@ -70,76 +71,68 @@ class ProposalPrefix(Estimator):
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         assert draws is not None
         point, last = flow.start(x), flow.layers[-1]
-        log_p, log_weight = x.new_zeros(()), x.new_zeros(())  # of the layers before the last, (B, 1) or less
+        log_p = log_weight = flow.base.logits.new_zeros(())  # of the layers before the last, (B, 1) or less
         for index, layer in enumerate(flow.layers[:-1]):
-            v, choices, ratio = self._prefix(layer, point, draws[0, ..., index, :], context, flow.dtype)
+            v, choices, ratio = self._prefix(layer, point, draws[0, ..., index, :], context)
             log_p = log_p + choices.log_prob(v).sum(-1, keepdim=True)
             log_weight = log_weight + ratio.sum(-1, keepdim=True)
-            point = Point(point.x, layer.transform.relaxed_to_base(point.state, v), v, index + 1)
-        v, choices, ratio = self._prefix(last, point, draws[0, ..., -1, :], context, flow.dtype)
+            point = Point(point.x, layer.transform.to_base(point.state, v), v, index + 1)
+        v, choices, ratio = self._prefix(last, point, draws[0, ..., -1, :], context)
         order = _on_device(last.conditioner.order or (), x.device)
         log_p = log_p + _before(choices.log_prob(v), order)
         omega = (log_weight + _before(ratio, order)).exp()
         if self.sum_last:
-            rewards = choices.expectation(last.transform.outcomes(flow.base.log_table(), point.state))
+            rewards = choices.expectation(outcomes(last.transform, flow.base, point.state))
         else:
-            u = choose(choices, draws[1, ..., -1, :], last.transform.choices, flow.dtype)
-            rewards = flow.base.log_prob(last.transform.relaxed_to_base(point.state, u))
+            u = choose(choices, draws[1, ..., -1, :])
+            rewards = flow.base.log_prob(last.transform.to_base(point.state, u))
             log_p = log_p + choices.log_prob(u)
         score = (omega * rewards.detach() * log_p).sum(-1)
         direct = (omega * rewards).sum(-1)  # the gradient of a learned base, and of what is summed out
         return Loss(surrogate=-(score + direct).mean(), bound=direct.detach().mean())
 
     def _prefix(
-        self, layer: Layer, point: Point, draws: Tensor, context: Tensor | None, dtype: torch.dtype
+        self, layer: Layer, point: Point, draws: Tensor, context: Tensor | None
     ) -> tuple[Tensor, Choices, Tensor]:
         """v ~ rho, the generator's choices given it, and log p - log rho of each choice, (..., D), without gradient."""
-        alphabet = layer.transform.choices
         if layer.autoregressive_in_u:
-            v = self._draw_prefix(layer, point, draws, context, dtype)
+            v = self._draw_prefix(layer, point, draws, context)
             choices = layer.generator_choices(point, context, v)
         else:
             choices = layer.generator_choices(point, context)
-            v = self._chosen(choices, draws, alphabet, dtype)
-        return v, choices, choices.log_prob(v).detach() - self.log_rho(choices, v, alphabet)
+            v = self._chosen(choices, draws, layer.layout)
+        return v, choices, choices.log_prob(v).detach() - self.log_rho(choices, v)
 
-    def log_rho(self, choices: Choices, v: Tensor, alphabet: Alphabet) -> Tensor:
+    def log_rho(self, choices: Choices, v: Tensor) -> Tensor:
         """log rho(v_d | v_<d), (..., D), without gradient."""
         probability = choices.log_prob(v).detach().exp()
-        sizes = _on_device(alphabet.sizes, v.device)
+        sizes = _on_device(choices.alphabet.sizes, v.device)
         return ((1 - self.mix) * probability + self.mix / sizes.to(probability.dtype)).log()
 
     @torch.no_grad()
-    def _draw_prefix(
-        self, layer: Layer, point: Point, draws: Tensor, context: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
+    def _draw_prefix(self, layer: Layer, point: Point, draws: Tensor, context: Tensor | None) -> Tensor:
         """v ~ rho of a layer that sees it, by fixed-point iteration: after pass k at least k features are right."""
         alphabet = layer.transform.choices
         if not draws.is_floating_point():
-            return alphabet.encode(draws, dtype)
-        v = alphabet.encode(torch.zeros(draws.shape, dtype=torch.int64, device=draws.device), dtype)
+            return alphabet.integers(draws)
+        v = torch.zeros(draws.shape, dtype=alphabet.dtype, device=draws.device)
         for _ in range(alphabet.features + 1):
-            following = self._chosen(layer.generator_choices(point, context, v), draws, alphabet, dtype)
+            following = self._chosen(layer.generator_choices(point, context, v), draws, layer.layout)
             if torch.equal(following, v):
                 return following
             v = following
         return v
 
     @torch.no_grad()
-    def _chosen(self, choices: Choices, draws: Tensor, alphabet: Alphabet, dtype: torch.dtype) -> Tensor:
-        """v by the draws: by inversion of uniforms, or given as integers."""
-        return alphabet.encode(
-            self._invert(choices, draws, alphabet) if draws.is_floating_point() else draws, dtype
-        )
-
-    def _invert(self, choices: Choices, uniforms: Tensor, alphabet: Alphabet) -> Tensor:
-        """Integers by inverting rho's distribution function."""
-        p = choices.log_probs().exp()
-        sizes = _on_device(alphabet.sizes, p.device)
-        valid = torch.arange(alphabet.width, device=p.device) < sizes[:, None]
-        mixed = (1 - self.mix) * p + self.mix / sizes[:, None].to(p.dtype) * valid
-        index = (uniforms.unsqueeze(-1) > mixed.cumsum(-1)[..., :-1]).sum(-1)
-        return index.minimum(sizes - 1)
+    def _chosen(self, choices: Choices, draws: Tensor, layout: Layout) -> Tensor:
+        """v by the draws: by inversion of rho's distribution function at uniforms, or given as integers."""
+        if not draws.is_floating_point():
+            return choices.alphabet.integers(draws)
+        drawn = []
+        for log_probs, uniforms in zip(choices.log_probs(), layout.split(draws), strict=True):
+            mixed = (1 - self.mix) * log_probs.exp() + self.mix / log_probs.shape[-1]
+            drawn.append((uniforms.unsqueeze(-1) > mixed.cumsum(-1)[..., :-1]).sum(-1))
+        return choices.alphabet.integers(layout.joined(drawn))
 
 
 def _before(values: Tensor, order: Tensor) -> Tensor:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.concrete import checked_temperature, end_of_pass
 from xorflow.estimators.layerwise import pushed, require_no_own
-from xorflow.flows import BinaryChoices, Choices, LatentFlow
-from xorflow.flows.stack import choose as choose_by
+from xorflow.estimators.relaxed_states import Relaxed, corners, relaxed_rewards
+from xorflow.flows import Choices, LatentFlow
+from xorflow.flows.trace import choose as choose_by
 
 
 class ReinMax(Estimator):
@@ -55,20 +55,15 @@ class ReinMax(Estimator):
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         assert draws is not None
 
-        def choose(choices: Choices, layer: int) -> Tensor:
-            hard = choose_by(
-                choices, draws[0, ..., layer, :], flow.layers[layer].transform.choices, flow.dtype
-            )
+        def choose(choices: Choices, layer: int) -> Relaxed:
+            layout = flow.layers[layer].layout
+            u = choose_by(choices, draws[0, ..., layer, :])
+            hard = corners(u, layout, flow.dtype)
             moved = choices.logits - choices.logits.detach()  # zero, but for its gradient
             mean = choices.mean.detach()
-            between = (hard + self._at_temperature(choices)) / 2
-            return hard + (2 * pushed(between, moved, choices) - pushed(mean, moved, choices) / 2)
+            between = (hard + Choices(choices.logits.detach() / self.tau, layout).mean) / 2
+            gradient = 2 * pushed(between, moved, layout) - pushed(mean, moved, layout) / 2
+            return Relaxed(hard + gradient, u)
 
-        value = flow.base.log_prob(end_of_pass(flow, x, context, choose).state).sum(-1)
+        value = relaxed_rewards(flow.base, end_of_pass(flow, x, context, choose).state.values).sum(-1)
         return Loss(surrogate=-value.mean(), bound=value.detach().mean())
-
-    def _at_temperature(self, choices: Choices) -> Tensor:
-        logits = choices.logits.detach() / self.tau
-        if isinstance(choices, BinaryChoices):
-            return torch.sigmoid(logits)
-        return torch.softmax(logits.masked_fill(~choices.valid, -torch.inf), -1)

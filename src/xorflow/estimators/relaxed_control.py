@@ -16,14 +16,14 @@ from xorflow.estimators.layerwise import (
     after,
     descendant_sums,
     end_rewards,
-    frozen_choices,
-    frozen_rewards,
     logit_of,
     require_binary,
     require_no_own,
     require_summable,
 )
-from xorflow.flows import BinaryChoices, LatentFlow, Point
+from xorflow.estimators.relaxed_states import Relaxed, RelaxedPoint, frozen_choices, relaxed_rewards
+from xorflow.flows import LatentFlow, Point
+from xorflow.flows.likelihood import outcomes
 
 
 class RelaxedControl(Estimator):
@@ -98,7 +98,6 @@ class RelaxedControl(Estimator):
         point, passed = flow.start(x), []
         for index in range(self._drawn_layers(flow)):
             choices = flow.layers[index].generator_choices(point, context)
-            assert isinstance(choices, BinaryChoices)
             with torch.no_grad():
                 u = choices.sample(draws[0, ..., index, :])
             passed.append((point, choices, u))
@@ -106,7 +105,7 @@ class RelaxedControl(Estimator):
         rewards = end_rewards(flow, point, context)  # (B, D)
         value = rewards.sum(-1)
         surrogate = value  # the gradient of a learned base and, where it is summed out, of the last layer
-        control = x.new_zeros(())
+        control = flow.base.logits.new_zeros(())
         for index, (before, choices, u) in enumerate(passed):
             noise = draws[:, ..., index, :]
             ends = self.sums[index](rewards.detach())
@@ -137,14 +136,17 @@ class RelaxedControl(Estimator):
     ) -> tuple[Tensor, Tensor]:
         """The control variate by feature at z (2, B, D), and the derivative of its sum in each z."""
         index = before.layer
-        outcomes = flow.layers[index].transform.outcomes(flow.base.log_table().detach(), before.state)
+        tables = [table.detach() for table in flow.base.log_table()]
+        (led_to,) = outcomes(flow.layers[index].transform, flow.base, before.state)
+        led_to, start = led_to.detach(), RelaxedPoint.of(flow, before)
 
         def by_feature(z: Tensor) -> Tensor:
-            point = after(flow, before, torch.sigmoid(z * torch.exp(-self.log_tau[index])))
+            point = start.after(flow, Relaxed(torch.sigmoid(z * torch.exp(-self.log_tau[index]))))
             for later in range(index + 1, flow.depth):
-                point = after(flow, point, frozen_choices(flow.layers[later], point, context).mean)
-            relaxed = self.eta[index] * frozen_rewards(flow, point.state)
-            added = self.free(index, z, logits, outcomes)
+                mean = frozen_choices(flow.layers[later], point.seen(), context).mean
+                point = point.after(flow, Relaxed(mean))
+            relaxed = self.eta[index] * relaxed_rewards(flow.base, point.state.values, tables)
+            added = self.free(index, z, logits, led_to)
             return relaxed if added is None else relaxed + added
 
         value, pull = torch.func.vjp(by_feature, z)  # pyright: ignore[reportAssignmentType]

@@ -10,7 +10,8 @@ from torch import Tensor
 from xorflow.errors import ModelError
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.entropy import EntropyBonus
-from xorflow.flows import LatentFlow, Point
+from xorflow.estimators.relaxed_states import RelaxedPoint, relaxed_rewards, straight_through
+from xorflow.flows import LatentFlow
 
 
 class StraightThrough(Estimator):
@@ -61,16 +62,14 @@ class StraightThrough(Estimator):
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         del draws
-        point = flow.start(x)
+        point = RelaxedPoint.of(flow, flow.start(x))
         entropies = []
-        for index, layer in enumerate(flow.layers):
-            choices = layer.generator_choices(point, context)
-            soft = choices.mean
-            u = soft + (choices.mode() - soft).detach()
+        for layer in flow.layers:
+            choices = layer.generator_choices(point.seen(), context)
             if self.bonus.active:
                 entropies.append(choices.entropy().sum(-1))
-            point = Point(point.x, layer.transform.relaxed_to_base(point.state, u), u, index + 1)
-        value = flow.base.log_prob(point.state).sum(-1)
+            point = point.after(flow, straight_through(choices.mode(), choices.mean, layer.layout))
+        value = relaxed_rewards(flow.base, point.state.values).sum(-1)
         surrogate = sum(self.bonus.weigh(entropies), start=value) if self.bonus.active else value
         return Loss(surrogate=-surrogate.mean(), bound=value.detach().mean())
 

@@ -1,30 +1,33 @@
-"""Flows on discrete data: latent and deterministic flows on the same layers."""
+"""Flows on discrete data: latent and deterministic flows, and their mixtures."""
 
-from xorflow.flows.choices import BinaryChoices, CategoricalChoices, Choices
-from xorflow.flows.distribution import FlowDistribution
-from xorflow.flows.flow import Flow, refit_base
-from xorflow.flows.latent import LatentFlow
+from xorflow.flows.choices import Choices
+from xorflow.flows.conditionals import Conditionals, Steps
+from xorflow.flows.distribution import ModelDistribution
+from xorflow.flows.flow import Flow, LatentFlow, refit_base
 from xorflow.flows.layer import Layer
 from xorflow.flows.mixture import Mixture
+from xorflow.flows.model import Model
 from xorflow.flows.rebase import with_base
 from xorflow.flows.sampling import SampleNoise
-from xorflow.flows.stack import GREEDY, Draws, Stack
-from xorflow.flows.trace import Point, Trace
+from xorflow.flows.stack import Stack
+from xorflow.flows.trace import GREEDY, Draws, Known, Point, Trace
 
 __all__ = [
     "GREEDY",
-    "BinaryChoices",
-    "CategoricalChoices",
     "Choices",
+    "Conditionals",
     "Draws",
     "Flow",
-    "FlowDistribution",
+    "Known",
     "LatentFlow",
     "Layer",
     "Mixture",
+    "Model",
+    "ModelDistribution",
     "Point",
     "SampleNoise",
     "Stack",
+    "Steps",
     "Trace",
     "refit_base",
     "with_base",

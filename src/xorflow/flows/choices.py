@@ -1,19 +1,17 @@
-"""The distribution of one layer's choice `u`, feature by feature, given what its network saw.
-
-Two classes with one set of methods, so that nothing above them asks for K: log-odds for two choices, where closed forms
-are cheap and exact, and logits otherwise.
-"""
+"""The distribution of one layer's choice `u`, feature by feature, given what its network saw."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, one_hot
+from torch.nn.functional import logsigmoid
 from torch.nn.functional import softplus as torch_softplus
 
 from xorflow._autograd import Function
 from xorflow._math import full_precision
-from xorflow._states import NEVER, Alphabet
+from xorflow._states import Layout
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -63,8 +61,8 @@ class _LogMixture(Function):
         g_far = g * torch.sigmoid(raised)  # times the posterior of the u that is less likely beforehand
         g_logits = (g_far - g * torch.sigmoid(-logits.abs())) * (1 - 2 * mirror)
         g_near = g - g_far
-        g_inputs = (g_logits, torch.lerp(g_near, g_far, mirror), torch.lerp(g_far, g_near, mirror))
-        return tuple(g.sum_to_size(shape) for g, shape in zip(g_inputs, ctx.shapes, strict=True))
+        gradients = (g_logits, torch.lerp(g_near, g_far, mirror), torch.lerp(g_far, g_near, mirror))
+        return tuple(each.sum_to_size(shape) for each, shape in zip(gradients, ctx.shapes, strict=True))
 
     @staticmethod
     def vmap(info, in_dims, *inputs: Tensor):  # noqa: ARG004  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -81,109 +79,148 @@ class _LogMixture(Function):
         return _LogMixture.apply(*aligned), (0, 0)
 
 
-class BinaryChoices:
-    r"""Bernoulli choices with log-odds :math:`\phi` (..., D)."""
+class Choices:
+    r"""The distribution of u that packed logits stand for, (..., `flat`): a feature after the other is drawn independently.
+
+    Bits are log-odds, for which closed forms are cheap and exact; others are logits. What has a number for each value of u
+    goes in and out by group, (..., n, U); what has one for each feature as (..., D).
+
+    Args:
+        logits: packed as `Alphabet` says; half precision is taken as float32.
+        layout: of the alphabet of u.
+    """
+
+    def __init__(self, logits: Tensor, layout: Layout) -> None:
+        self.logits = full_precision(logits)
+        self._layout = layout
+        self.alphabet = layout.alphabet
+
+    @property
+    def binary(self) -> bool:
+        """Whether every choice is between two values."""
+        return self.alphabet.binary
+
+    @property
+    def _groups(self) -> list[_Bits | _Categories]:
+        return [
+            _Bits(logits) if group.binary else _Categories(logits)
+            for group, logits in zip(self.alphabet.groups, self._layout.logits(self.logits), strict=True)
+        ]
+
+    @property
+    def mean(self) -> Tensor:
+        """The probabilities in the layout of logits: P(u = 1) of a bit, and those of all values otherwise."""
+        return self._layout.packed([group.mean() for group in self._groups])
+
+    def log_probs(self) -> list[Tensor]:
+        """log P(u = k), by group (..., n, U)."""
+        return [group.log_probs() for group in self._groups]
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """log P(u) for integers u, (..., D)."""
+        values = self._layout.split(u)
+        return self._layout.joined([g.log_prob(v) for g, v in zip(self._groups, values, strict=True)])
+
+    def mode(self) -> Tensor:
+        """The most probable choice (the first in a tie), integers."""
+        return self.alphabet.integers(self._layout.joined([group.mode() for group in self._groups]))
+
+    def sample(self, uniforms: Tensor) -> Tensor:
+        """Integers by inverting the distribution function at `uniforms` (..., D)."""
+        split = self._layout.split(uniforms)
+        drawn = [group.sample(part) for group, part in zip(self._groups, split, strict=True)]
+        return self.alphabet.integers(self._layout.joined(drawn))
+
+    def entropy(self) -> Tensor:
+        """(..., D), in nats."""
+        return self._layout.joined([group.entropy() for group in self._groups])
+
+    def kl(self, other: Choices) -> Tensor:
+        """KL(self || other), (..., D)."""
+        pairs = zip(self._groups, other._groups, strict=True)
+        return self._layout.joined([ours.kl(theirs) for ours, theirs in pairs])
+
+    def expectation(self, values: Sequence[Tensor]) -> Tensor:
+        """E[values at u], (..., D), for values by group."""
+        return self._layout.joined([g.expectation(v) for g, v in zip(self._groups, values, strict=True)])
+
+    def log_mixture(self, values: Sequence[Tensor]) -> Tensor:
+        """log E[exp(values at u)], (..., D), for values by group."""
+        return self._layout.joined([g.log_mixture(v) for g, v in zip(self._groups, values, strict=True)])
+
+
+class _Bits:
+    r"""Bernoulli choices with log-odds :math:`\phi` (..., n)."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
 
-    @property
     def mean(self) -> Tensor:
-        """P(u = 1), (..., D)."""
         return torch.sigmoid(self.logits)
 
     def log_probs(self) -> Tensor:
-        """log P(u = k), (..., D, 2)."""
         return torch.stack((logsigmoid(-self.logits), logsigmoid(self.logits)), -1)
 
     def log_prob(self, u: Tensor) -> Tensor:
-        """log P(u) for encoded u, (..., D)."""
-        return u * self.logits - softplus(self.logits)
+        return u.to(self.logits.dtype) * self.logits - softplus(self.logits)
 
     def mode(self) -> Tensor:
-        """The most probable choice (0 in a tie)."""
-        return (self.logits > 0).to(self.logits.dtype)
+        return self.logits > 0
 
     def sample(self, uniforms: Tensor) -> Tensor:
-        """Invert the distribution function: u = 1 where the uniform exceeds P(u = 0)."""
-        return (uniforms > torch.sigmoid(-self.logits)).to(self.logits.dtype)
+        return uniforms > torch.sigmoid(-self.logits)
 
     def entropy(self) -> Tensor:
-        """(..., D), in nats."""
-        return softplus(self.logits) - self.logits * self.mean
+        return softplus(self.logits) - self.logits * self.mean()
 
-    def kl(self, other: BinaryChoices) -> Tensor:
-        """KL(self || other), (..., D)."""
+    def kl(self, other: _Bits | _Categories) -> Tensor:
         sign = 1 - 2 * positive(self.logits)
         ours, theirs = sign * self.logits, sign * other.logits
         return torch.sigmoid(ours) * (ours - theirs) - softplus(ours) + softplus(theirs)
 
     def expectation(self, values: Tensor) -> Tensor:
-        """E[values at u], (..., D), for values (..., D, 2)."""
         low, high = values.unbind(-1)
-        return low + self.mean * (high - low)
+        return low + self.mean() * (high - low)
 
     def log_mixture(self, values: Tensor) -> Tensor:
-        """log E[exp(values at u)], (..., D), for values (..., D, 2)."""
         low, high = values.unbind(-1)
         mixed, _ = _LogMixture.apply(self.logits, low, high)  # pyright: ignore[reportGeneralTypeIssues]
         return mixed
 
 
-class CategoricalChoices:
-    """Categorical choices with logits (..., D, U), where only U_d of them exist."""
+class _Categories:
+    """Categorical choices with logits (..., n, U)."""
 
-    def __init__(self, logits: Tensor, valid: Tensor) -> None:
+    def __init__(self, logits: Tensor) -> None:
         self.logits = logits
-        self.valid = valid  # (D, U)
 
-    @property
     def mean(self) -> Tensor:
-        """The probabilities, (..., D, U): the mean of the one-hot u."""
-        return torch.softmax(self.logits.masked_fill(~self.valid, -torch.inf), -1)
+        return torch.softmax(self.logits, -1)
 
     def log_probs(self) -> Tensor:
-        """log P(u = k), (..., D, U)."""
-        masked = torch.log_softmax(self.logits.masked_fill(~self.valid, -torch.inf), -1)
-        return masked.masked_fill(~self.valid, NEVER)
+        return torch.log_softmax(self.logits, -1)
 
     def log_prob(self, u: Tensor) -> Tensor:
-        """log P(u) for one-hot u, (..., D)."""
-        return (u * self.log_probs()).sum(-1)
+        index = u.long().unsqueeze(-1)
+        lead = torch.broadcast_shapes(index.shape[:-1], self.logits.shape[:-1])
+        log_probs = self.log_probs().expand(*lead, self.logits.shape[-1])
+        return log_probs.gather(-1, index.expand(*lead, 1)).squeeze(-1)
 
     def mode(self) -> Tensor:
-        """The most probable choice, one-hot (the first in a tie)."""
-        index = self.logits.masked_fill(~self.valid, -torch.inf).argmax(-1)
-        return one_hot(index, self.logits.shape[-1]).to(self.logits.dtype)
+        return self.logits.argmax(-1)
 
     def sample(self, uniforms: Tensor) -> Tensor:
-        """Invert the distribution function at `uniforms` (..., D); one-hot."""
-        below = self.mean.cumsum(-1)[..., :-1]
-        index = (uniforms.unsqueeze(-1) > below).sum(-1)
-        last = self.valid.sum(-1) - 1  # rounding may leave the sum just below 1
-        return one_hot(index.minimum(last), self.logits.shape[-1]).to(self.logits.dtype)
+        below = self.mean().cumsum(-1)[..., :-1]  # the last one is what remains
+        return (uniforms.unsqueeze(-1) > below).sum(-1)
 
     def entropy(self) -> Tensor:
-        """(..., D), in nats."""
-        return -(self.mean * self.log_probs()).sum(-1)
+        return -(self.mean() * self.log_probs()).sum(-1)
 
-    def kl(self, other: CategoricalChoices) -> Tensor:
-        """KL(self || other), (..., D)."""
-        return (self.mean * (self.log_probs() - other.log_probs())).sum(-1)
+    def kl(self, other: _Bits | _Categories) -> Tensor:
+        return (self.mean() * (self.log_probs() - other.log_probs())).sum(-1)
 
     def expectation(self, values: Tensor) -> Tensor:
-        """E[values at u], (..., D), for values (..., D, U)."""
-        return (self.mean * values).sum(-1)
+        return (self.mean() * values).sum(-1)
 
     def log_mixture(self, values: Tensor) -> Tensor:
-        """log E[exp(values at u)], (..., D), for values (..., D, U)."""
         return torch.logsumexp(self.log_probs() + values, -1)
-
-
-Choices = BinaryChoices | CategoricalChoices
-
-
-def make_choices(logits: Tensor, choices: Alphabet, valid: Tensor) -> Choices:
-    """The choices that a conditioner's output stands for; half-precision logits become float32 before any log or sum."""
-    logits = full_precision(logits)
-    return BinaryChoices(logits) if choices.binary else CategoricalChoices(logits, valid)

@@ -8,10 +8,10 @@ from typing import overload
 import torch
 from torch import Tensor, nn
 
-from xorflow._states import NEVER
+from xorflow._states import NEVER, Layout
 from xorflow.conditioners.base import Conditioner, Source
 from xorflow.errors import ModelError
-from xorflow.flows.choices import Choices, make_choices
+from xorflow.flows.choices import Choices
 from xorflow.flows.trace import Point
 from xorflow.transforms import ModularShift, Transform
 
@@ -24,11 +24,10 @@ class Layer(nn.Module):
     Args:
         conditioner: the generator's network, p(u | what it sees).
         transform: the bijections to choose from; a shift modulo K (xor for K = 2) by default.
-        posterior: an optional network for q(u | what it sees), which may see anything but u itself.
+        posterior: an optional network for q(u | what it sees), which may look at anything but u itself.
         relative: the posterior's logits are added to the generator's: it has to learn only how the data change them.
     """
 
-    valid: Tensor
     unmoved: Tensor | None
 
     def __init__(
@@ -59,9 +58,19 @@ class Layer(nn.Module):
                 "relative=True adds a posterior's logits to those of a generator that does not see its own u: "
                 "give a posterior, and a conditioner without 'own'"
             )
-        self.register_buffer("valid", self.transform.choices.valid(), persistent=False)
+        self.layout = Layout(self.transform.choices)
         mask = conditioner.mask
         self.register_buffer("unmoved", None if mask is None else mask.clone(), persistent=False)
+
+    def __repr__(self) -> str:
+        shown = [repr(self.conditioner)]
+        if type(self.transform) is not ModularShift:
+            shown.append(repr(self.transform))
+        if self.posterior is not None:
+            shown.append(f"posterior={self.posterior!r}")
+        if self.relative:
+            shown.append("relative=True")
+        return f"Layer({', '.join(shown)})"
 
     def _check_fit(self, role: str, network: Conditioner) -> None:
         for what, have, need in (
@@ -79,41 +88,33 @@ class Layer(nn.Module):
         """Whether p(u) is a chain over features, so that a draw of u needs several passes."""
         return Source.OWN in self.conditioner.sees
 
-    def generator_choices(self, point: Point, context: Tensor | None, u: Tensor | None = None) -> Choices:
-        """p(u | what it sees) at a point of the pass; `u` is for a layer that sees it."""
-        if point.known is None or u is not None:
-            return self._choices(self.conditioner, point.inputs(u), context)
-        if self not in point.known:
-            point.known[self] = self._choices(self.conditioner, point.inputs(None), context)
-        return point.known[self]
+    def generator_choices(self, point: Point, context: Tensor | None, own: Tensor | None = None) -> Choices:
+        """p(u | what it sees) at a point of the pass; `own` is u itself, for a layer that sees it."""
+        return Choices(self.conditioner(point.inputs(own), context), self.layout)
 
     def posterior_choices(
         self, point: Point, context: Tensor | None, generator: Choices | None = None
     ) -> Choices:
-        """q(u | what it sees) at a point of the pass; `generator` are p's choices there, if they are known already."""
+        """q(u | what it sees) at a point of the pass; `generator` is p there, if it is known already."""
         if self.posterior is None:
             raise ModelError("this needs a posterior in every layer; build Layer(..., posterior=MLP(...))")
-        logits = self.posterior(point.inputs(None), context)
+        logits = self.posterior(point.inputs(), context)
         if self.relative:
             logits = logits + (generator or self.generator_choices(point, context)).logits
-        return make_choices(self._on_support(logits), self.transform.choices, self.valid)
+        return Choices(self._on_support(logits), self.layout)
 
     def _on_support(self, logits: Tensor) -> Tensor:
         """Logits that are certain of u = 0, and have no gradient, at features that the layer leaves alone."""
         if self.unmoved is None:
             return logits
-        if self.transform.choices.binary:
-            return logits.masked_fill(self.unmoved, NEVER)
-        identity = torch.arange(logits.shape[-1], device=logits.device) == 0
-        certain = torch.where(identity, 0.0, NEVER).to(logits)
-        return torch.where(self.unmoved[:, None], certain, logits)
-
-    def _choices(self, network: Conditioner, inputs: dict[Source, Tensor], context: Tensor | None) -> Choices:
-        return make_choices(network(inputs, context), self.transform.choices, self.valid)
-
-    def choices_of(self, logits: Tensor, features: Tensor) -> Choices:
-        """The choices that logits of some of the features stand for."""
-        return make_choices(logits, self.transform.choices, self.valid[features])
+        parts = []
+        for part, unmoved in zip(self.layout.logits(logits), self.layout.split(self.unmoved), strict=True):
+            if part.dim() == logits.dim():  # log-odds of bits
+                parts.append(part.masked_fill(unmoved, NEVER))
+            else:
+                identity = torch.arange(part.shape[-1], device=part.device) == 0
+                parts.append(torch.where(unmoved[:, None], torch.where(identity, 0.0, NEVER).to(part), part))
+        return self.layout.packed(parts)
 
 
 class LayerList(nn.ModuleList):

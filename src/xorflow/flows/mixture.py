@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from xorflow._states import Alphabet
 from xorflow.errors import Intractable, ModelError
-from xorflow.flows.distribution import ModelDistribution
-from xorflow.flows.flow import Flow
-from xorflow.flows.latent import LatentFlow
+from xorflow.flows.conditionals import Conditionals, MixedConditionals
+from xorflow.flows.flow import Flow, LatentFlow
 from xorflow.flows.layer import Layer
+from xorflow.flows.model import Model
 from xorflow.flows.sampling import SampleNoise
-from xorflow.flows.trace import Point
+from xorflow.flows.trace import Known, Point
 
 Component = Flow | LatentFlow
 
 
-@dataclass(frozen=True)
-class MixtureNoise:
-    """The uniforms that a sample is a function of: `component` (N,), which flow, and `rows`, the noise of whichever it is."""
-
-    component: Tensor
-    rows: SampleNoise
-
-
-class Mixture(nn.Module):
+class Mixture(Model):
     r"""Flows over the same space, each with a weight,
 
     .. math:: p(x) = \sum_m w_m\, p_m(x),
@@ -74,10 +65,6 @@ class Mixture(nn.Module):
     def __len__(self) -> int:
         return len(self.components)
 
-    def forward(self, context: Tensor | None = None) -> MixtureDistribution:
-        """The distribution of x, given `context`, as a `torch.distributions.Distribution`."""
-        return MixtureDistribution(self, context)
-
     # ---- what it has in common with a flow ----
 
     @property
@@ -88,10 +75,6 @@ class Mixture(nn.Module):
     @property
     def states(self) -> Alphabet:
         return self.first.states
-
-    @property
-    def features(self) -> int:
-        return self.first.features
 
     @property
     def context_features(self) -> int:
@@ -121,11 +104,6 @@ class Mixture(nn.Module):
         return False
 
     @property
-    def is_deterministic(self) -> bool:
-        """Never: which component makes x is drawn. The likelihood of deterministic components is exact at any depth."""
-        return False
-
-    @property
     def last_layer_summable(self) -> bool:
         """Whether every component's last layer can be summed out."""
         return all(component.last_layer_summable for component in self)
@@ -133,20 +111,27 @@ class Mixture(nn.Module):
     @property
     def has_closed_form(self) -> bool:
         """Whether every component's likelihood is one pass."""
-        return all(isinstance(component, Flow) or component.has_closed_form for component in self)
+        return all(component.has_closed_form for component in self)
 
-    def encode(self, x: Tensor) -> Tensor:
-        """Integers to the networks' floats."""
-        return self.first.encode(x)
+    @property
+    def first_layers(self) -> list[Layer]:
+        return [layer for component in self for layer in component.first_layers]
 
-    def start(self, x: Tensor, remember: bool = False) -> Point:
-        """The beginning of each component's pass, from encoded data; see `LatentFlow.start`."""
-        return self.first.start(x, remember)
+    def _rows(self) -> list[tuple[str, object]]:
+        weights = self.log_weights().detach().exp().tolist()
+        parts = [
+            (f"component {number}, of weight {weight:.4g}", part)
+            for number, (weight, part) in enumerate(zip(weights, self, strict=True), 1)
+        ]
+        return [*super()._rows(), *parts]
+
+    def start(self, x: Tensor) -> Point:
+        """The beginning of each component's pass, from integers x."""
+        return self.first.start(x)
 
     def greedy(self) -> Mixture:
         """The mixture of the components' deterministic flows, with these very weights; exact at any depth."""
-        flows = [component.greedy() if isinstance(component, LatentFlow) else component for component in self]
-        return self.of(flows)
+        return self.of([component.greedy() for component in self])
 
     def of(self, components: Sequence[Component]) -> Mixture:
         """Other components with these weights, which are shared."""
@@ -160,17 +145,21 @@ class Mixture(nn.Module):
         """(M,)."""
         return torch.log_softmax(self.logits, 0)
 
-    def log_likelihood(self, x: Tensor | Point, context: Tensor | None = None) -> Tensor:
-        """Exact log p(x) in nats for encoded x, or its start, (B,); `Intractable` where that of a component is."""
+    def log_likelihood(
+        self, x: Tensor, context: Tensor | None = None, *, known: Known | None = None
+    ) -> Tensor:
         log_likelihoods = []
         for number, component in enumerate(self, 1):
             try:
-                log_likelihoods.append(component.log_likelihood(x, context))
+                log_likelihoods.append(component.log_likelihood(x, context, known=known))
             except Intractable as error:
                 raise Intractable(
                     f"the likelihood of a mixture needs that of every component, and component {number} has none: {error}"
                 ) from None
         return self._mixed(torch.stack(log_likelihoods))
+
+    def conditionals(self, context: Tensor | None = None) -> Conditionals:
+        return MixedConditionals([c.conditionals(context) for c in self], self.log_weights())
 
     def log_marginal_total(self, point: Point, context: Tensor | None = None) -> Tensor:
         """log p(x), (B,), of components that are latent flows in closed form; for training."""
@@ -204,17 +193,17 @@ class Mixture(nn.Module):
 
     # ---- samples ----
 
-    def draw_noise(self, count: int, generator: torch.Generator | None = None) -> MixtureNoise:
-        """Fresh noise for some samples, on the mixture's device."""
+    def draw_noise(self, count: int, generator: torch.Generator | None = None) -> SampleNoise:
         # all noise of a row lies side by side, so that more samples begin with those of fewer, as they do for flows
         size = (count, 1 + (self.depth + 1) * self.features)
         uniforms = torch.rand(size, dtype=self.dtype, device=self.device, generator=generator)
         rows = uniforms[:, 1:].unflatten(-1, (self.depth + 1, self.features))
-        return MixtureNoise(uniforms[:, 0], SampleNoise(rows[:, 0], rows[:, 1:]))
+        return SampleNoise(rows[:, 0], rows[:, 1:], uniforms[:, 0])
 
     @torch.no_grad()
-    def sample_with(self, noise: MixtureNoise, context: Tensor | None = None) -> Tensor:
-        """Integers x (N, D) as a function of given noise; each row is made by one component."""
+    def sample_with(self, noise: SampleNoise, context: Tensor | None = None) -> Tensor:
+        """Integers x (N, D) as a function of given noise: each row is made by one component."""
+        assert noise.component is not None, "this noise was not drawn for a mixture"
         below = self.log_weights().exp().cumsum(0)[:-1].to(noise.component.dtype)
         chosen = (noise.component.unsqueeze(-1) > below).sum(-1)  # (N,)
         x = torch.empty(len(chosen), self.features, dtype=torch.int64, device=self.device)
@@ -224,40 +213,9 @@ class Mixture(nn.Module):
             rows = (chosen == index).nonzero()[:, 0]
             if not len(rows):
                 continue
-            component_noise = SampleNoise(noise.rows.base[rows], noise.rows.layers[rows, : component.depth])
+            component_noise = SampleNoise(noise.base[rows], noise.layers[rows, : component.depth])
             x[rows] = component.sample_with(component_noise, None if context is None else context[rows])
         return x
-
-
-class MixtureDistribution(ModelDistribution):
-    """The distribution of x under a mixture of flows. Integers in, checked once; int64 integers out.
-
-    Args:
-        mixture: the model.
-        context: (..., C), whose leading shape becomes the batch shape, or None.
-    """
-
-    def __init__(self, mixture: Mixture, context: Tensor | None = None) -> None:
-        super().__init__(mixture, context)
-        self.mixture = mixture
-
-    @torch.no_grad()
-    def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Independent draws of x, int64 (*sample_shape, *batch_shape, D)."""
-        lead = torch.Size(sample_shape) + self.batch_shape
-        noise = self.mixture.draw_noise(lead.numel(), generator)
-        x = self.mixture.sample_with(noise, self._rows_of_context(lead))
-        return x.reshape(*lead, self.mixture.features)
-
-    def complete(self, value: Tensor, known: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Not offered: what is known changes the weights of the components, which have different orderings."""
-        del value, known, generator
-        raise Intractable(
-            "completion needs p(x_d | x before d) in one ordering, and the components of a mixture may have several; "
-            "complete with one of them, as in mixture.components[0]().complete(...)"
-        )
 
 
 def _check(components: Sequence[Component]) -> None:

@@ -12,7 +12,7 @@ from xorflow._states import NEVER
 from xorflow.bases import FactorisedBase
 from xorflow.conditioners.base import Conditioner, Dependence, Source
 from xorflow.errors import ModelError
-from xorflow.flows.latent import LatentFlow
+from xorflow.flows.flow import LatentFlow
 from xorflow.flows.layer import Layer
 
 
@@ -78,6 +78,9 @@ class _Rebased(Conditioner):
 
     def config(self) -> dict[str, Any]:
         raise ModelError("a rebased flow is not saved; save the flow that it was made from")
+
+    def __repr__(self) -> str:
+        return f"{self.network!r} on another base"
 
     def start_at(self, logits: Tensor) -> None:
         del logits

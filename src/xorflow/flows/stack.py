@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from xorflow._states import Alphabet
 from xorflow.bases import FactorisedBase
 from xorflow.conditioners.base import Source
 from xorflow.errors import ModelError
+from xorflow.flows import passes
 from xorflow.flows.choices import Choices
 from xorflow.flows.layer import Layer, LayerList
-from xorflow.flows.legality import check_normalised, is_chain
-from xorflow.flows.trace import Point, Trace
+from xorflow.flows.likelihood import outcomes
+from xorflow.flows.model import Model
+from xorflow.flows.passes import Proposal
+from xorflow.flows.sampling import SampleNoise
+from xorflow.flows.trace import Draws, Known, Point, Trace
+from xorflow.flows.validity import check_normalised, is_chain
 
-GREEDY: Literal["greedy"] = "greedy"
-Draws = Tensor | Literal["greedy"]
-"""Uniforms in (0, 1) if floating, the choices u themselves if integers, both (..., L, D); or the most probable choice."""
 
-
-class Stack(nn.Module):
+class Stack(Model):
     """Layers and a base, checked to fit together and to be normalised when built.
 
     Args:
@@ -68,10 +68,6 @@ class Stack(nn.Module):
         return self.base.states
 
     @property
-    def features(self) -> int:
-        return self.base.features
-
-    @property
     def depth(self) -> int:
         return len(self.layers)
 
@@ -82,6 +78,10 @@ class Stack(nn.Module):
     @property
     def has_posterior(self) -> bool:
         return all(layer.posterior is not None for layer in self.layers)
+
+    @property
+    def first_layers(self) -> list[Layer]:
+        return [self.layers[0]]
 
     @property
     def last_layer_summable(self) -> bool:
@@ -102,19 +102,14 @@ class Stack(nn.Module):
     def device(self) -> torch.device:
         return self.base.logits.device
 
-    def encode(self, x: Tensor) -> Tensor:
-        """Integers to the networks' floats."""
-        return self.states.encode(x, self.dtype)
+    def _rows(self) -> list[tuple[str, object]]:
+        layers = [(f"layer {number} of {self.depth}", layer) for number, layer in enumerate(self.layers, 1)]
+        return [*super()._rows(), *layers, ("base", self.base)]
 
-    def start(self, x: Tensor, remember: bool = False) -> Point:
-        """The beginning of a pass, from encoded data.
-
-        Args:
-            x: encoded data.
-            remember: whether it keeps the choices of the first layer, so that several passes from here, with the same context,
-                evaluate its network once.
-        """
-        return Point(x=x, state=x, known={} if remember else None)
+    def start(self, x: Tensor) -> Point:
+        """The beginning of a pass, from integers x (..., D)."""
+        x = self.states.integers(x)
+        return Point(x=x, state=x)
 
     def run(
         self,
@@ -123,96 +118,39 @@ class Stack(nn.Module):
         draws: Draws,
         context: Tensor | None = None,
         stop: int | None = None,
-        proposal: Literal["p", "q"] = "p",
+        proposal: Proposal = "p",
+        known: Known | None = None,
     ) -> Trace:
-        """Pass from data (encoded), or from any point of an earlier pass, towards the base.
+        """Pass from data (integers), or from any point of an earlier pass, towards the base.
 
         Args:
-            start: encoded data, or a `Point`.
+            start: integers (..., D), or a `Point`.
             draws: (..., L', D) for the L' layers passed; see `Draws`. Choices carry no gradient; log terms do.
             context: (..., C).
             stop: pass the layers before this one (default: all).
             proposal: whose distribution the choices are drawn from, the generator's p or the posterior's q.
+            known: p of first layers at these very data, computed already.
         """
         point = start if isinstance(start, Point) else self.start(start)
-        first, stop = point.layer, self.depth if stop is None else stop
-        us: list[Tensor] = []
-        generator: list[Choices] = []
-        posterior: list[Choices] = []
-        beginning = point
-        for index in range(first, stop):
-            layer = self.layers[index]
-            layer_draws = draws if isinstance(draws, str) else draws[..., index - first, :]
-            if proposal == "q":
-                p = None if layer.autoregressive_in_u else layer.generator_choices(point, context)
-                q = layer.posterior_choices(point, context, p)
-                u = choose(q, layer_draws, layer.transform.choices, self.dtype)
-                p = p or layer.generator_choices(point, context, u)
-                posterior.append(q)
-            else:
-                p, u = _draw_from_generator(layer, point, layer_draws, context, self.dtype)
-            us.append(u)
-            generator.append(p)
-            point = Point(point.x, layer.transform.relaxed_to_base(point.state, u), u, index + 1)
-        passed = tuple(self.layers[i].transform.choices for i in range(first, stop))
-        return Trace(
-            beginning,
-            point,
-            passed,
-            tuple(us),
-            tuple(generator),
-            tuple(posterior) if proposal == "q" else None,
-        )
+        layers = list(self.layers)[point.layer : stop]
+        return passes.run(layers, point, draws, context, proposal=proposal, known=known)
 
-    def last_generator(self, point: Point, context: Tensor | None) -> Choices:
+    def last_generator(self, point: Point, context: Tensor | None, known: Known | None = None) -> Choices:
         """The last layer's choice at a point before it, for layers whose choices can be summed out."""
         if not self.last_layer_summable:
             raise ModelError(
                 "the last layer is autoregressive in its own u: its choices cannot be summed out"
             )
-        return self.layers[-1].generator_choices(point, context)
+        last = self.layers[-1]
+        return known[last] if known and last in known else last.generator_choices(point, context)
 
-    def last_choices(self, point: Point, context: Tensor | None) -> tuple[Choices, Tensor]:
-        """The last layer's choice and, for each of its values, the log base probability it leads to (..., D, U)."""
+    def last_choices(self, point: Point, context: Tensor | None) -> tuple[Choices, list[Tensor]]:
+        """The last layer's choice and the log base probability that each of its values leads to, by group (..., n, U)."""
         choices = self.last_generator(point, context)
-        return choices, self.layers[-1].transform.outcomes(self.base.log_table(), point.state)
+        return choices, outcomes(self.layers[-1].transform, self.base, point.state)
 
+    def draw_noise(self, count: int, generator: torch.Generator | None = None) -> SampleNoise:
+        return SampleNoise.draw(self, count, generator)
 
-def choose(choices: Choices, draws: Draws, alphabet: Alphabet, dtype: torch.dtype) -> Tensor:
-    """u by the draws: the most probable value, by inversion of uniforms, or given as integers; without gradient."""
-    with torch.no_grad():
-        if isinstance(draws, str):
-            return choices.mode()
-        return choices.sample(draws) if draws.is_floating_point() else alphabet.encode(draws, dtype)
-
-
-def _draw_from_generator(
-    layer: Layer, point: Point, draws: Draws, context: Tensor | None, dtype: torch.dtype
-) -> tuple[Choices, Tensor]:
-    if not layer.autoregressive_in_u:
-        choices = layer.generator_choices(point, context)
-        return choices, choose(choices, draws, layer.transform.choices, dtype)
-    u = _sequential_choice(layer, point, draws, context, dtype)
-    return layer.generator_choices(point, context, u), u
-
-
-@torch.no_grad()
-def _sequential_choice(
-    layer: Layer, point: Point, draws: Draws, context: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """u of a layer that sees its own u: a fixed-point iteration on the whole vector, the noise held.
-
-    After pass k at least the first k features of the ordering are right, so D + 1 passes always do; usually far fewer.
-    """
-    alphabet = layer.transform.choices
-    if isinstance(draws, Tensor) and not draws.is_floating_point():
-        return alphabet.encode(draws, dtype)
-    lead = layer.transform.states.batch_shape(point.state)
-    zero = torch.zeros(*lead, alphabet.features, dtype=torch.int64, device=point.state.device)
-    u = alphabet.encode(zero, dtype)
-    for _ in range(alphabet.features + 1):
-        following = choose(layer.generator_choices(point, context, u), draws, alphabet, dtype)
-        if following.shape == u.shape and torch.equal(following, u):
-            return u
-        u = following
-    raise AssertionError("a strictly autoregressive layer converges within D + 1 passes")
+    def floor(self) -> Tensor:
+        return self.base.floor()

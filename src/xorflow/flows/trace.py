@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from xorflow._states import Alphabet
 from xorflow.conditioners.base import Source
 from xorflow.flows.choices import Choices
+
+GREEDY: Literal["greedy"] = "greedy"
+Draws = Tensor | Literal["greedy"]
+"""Uniforms in (0, 1) if floating, the choices u themselves if integers, both (..., L, D); or the most probable choice."""
+
+Known = Mapping[nn.Module, Choices]
+"""By layer, p(u | data) of first layers, computed already for the very rows and context of a pass."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """All that the layers still to come can see, in encoded form.
+    """All that the layers still to come can see.
 
     Attributes:
-        x: the data.
+        x: the data, integers (..., D); or relaxed, see `Alphabet`, in estimators that differentiate through states.
         state: the running state x^(l).
         previous: u^(l), the choice of the layer just applied (`None` before the first).
         layer: how many layers have been applied.
-        known: by layer, the generator's choices here, kept for other passes of the same layers with the same context; `None`
-            keeps nothing.
     """
 
     x: Tensor
     state: Tensor
     previous: Tensor | None = None
     layer: int = 0
-    known: dict[nn.Module, Choices] | None = field(default=None, repr=False, compare=False)
 
-    def inputs(self, u: Tensor | None) -> dict[Source, Tensor]:
+    def inputs(self, own: Tensor | None = None) -> dict[Source, Tensor]:
         """By source, what a conditioner can ask for here."""
-        inputs = {Source.X: self.x, Source.STATE: self.state}
-        if self.previous is not None:
-            inputs[Source.PREVIOUS] = self.previous
-        else:
-            inputs[Source.PREVIOUS] = self.x  # the paper's u^(0) := x; posteriors of the first layer use it
-        if u is not None:
-            inputs[Source.OWN] = u
-        return inputs
+        # the paper's u^(0) := x; posteriors of the first layer use it
+        previous = self.x if self.previous is None else self.previous
+        inputs = {Source.X: self.x, Source.STATE: self.state, Source.PREVIOUS: previous}
+        return inputs if own is None else inputs | {Source.OWN: own}
 
 
 @dataclass(frozen=True)
@@ -53,41 +54,39 @@ class Trace:
     Attributes:
         start: where the pass began.
         end: where it ended.
-        choices: the alphabet of u in each layer passed.
-        us: the encoded choices, one for each layer passed.
+        us: the choices, integers, one tensor for each layer passed.
         generator: p's choices, one for each layer passed.
         posterior: q's choices, if u was drawn from q.
     """
 
     start: Point
     end: Point
-    choices: tuple[Alphabet, ...]
     us: tuple[Tensor, ...]
     generator: tuple[Choices, ...]
     posterior: tuple[Choices, ...] | None = None
 
     @property
     def u(self) -> Tensor:
-        """The choices as integers (..., L, D): uint8 where they fit, as they nearly always do."""
-        integers = torch.stack(
-            self._broadcast([c.decode(u) for c, u in zip(self.choices, self.us, strict=True)]), -2
-        )
-        return integers.to(torch.uint8) if max(c.width for c in self.choices) <= 256 else integers
+        """The choices as integers (..., L, D)."""
+        return _stacked(self.us)
 
     def log_p(self) -> Tensor:
         """log p(u_d | parents) of every choice, (..., L, D), with graph."""
-        return self._stack(self.generator)
+        return _stacked([p.log_prob(u) for p, u in zip(self.generator, self.us, strict=True)])
 
     def log_q(self) -> Tensor:
         """log q(u_d | inputs) of every choice, (..., L, D), with graph."""
         assert self.posterior is not None, "the choices of this trace were not drawn from the posterior"
-        return self._stack(self.posterior)
+        return _stacked([q.log_prob(u) for q, u in zip(self.posterior, self.us, strict=True)])
 
-    def _stack(self, choices: tuple[Choices, ...]) -> Tensor:
-        return torch.stack(
-            self._broadcast([c.log_prob(u) for c, u in zip(choices, self.us, strict=True)]), -2
-        )
 
-    @staticmethod
-    def _broadcast(tensors: list[Tensor]) -> list[Tensor]:
-        return list(torch.broadcast_tensors(*tensors))
+def _stacked(by_layer: Sequence[Tensor]) -> Tensor:
+    return torch.stack(torch.broadcast_tensors(*by_layer), -2)
+
+
+def choose(choices: Choices, draws: Draws) -> Tensor:
+    """u by the draws: the most probable value, by inversion of uniforms, or given as integers; without gradient."""
+    with torch.no_grad():
+        if isinstance(draws, str):
+            return choices.mode()
+        return choices.sample(draws) if draws.is_floating_point() else choices.alphabet.integers(draws)

@@ -3,31 +3,18 @@
 from xorflow.training.build import ESTIMATORS, build_data, build_estimator, build_flow, estimator_text
 from xorflow.training.checkpoint import Progress
 from xorflow.training.combine import combine_runs, mixture_of
-from xorflow.training.devices import out_of_memory_as_error, resolve_device
-from xorflow.training.folder import read_config_file, read_result
+from xorflow.training.devices import out_of_memory_as_error, resolve_device, tf32_matmul
+from xorflow.training.folder import Run, load, open_run, read_config_file, read_result
 from xorflow.training.init import init_from_data
 from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs
-from xorflow.training.loop import Interrupted, Observer, Trainer
 from xorflow.training.metrics import read_metrics
 from xorflow.training.options import HARMLESS, Options, from_mapping, read_config
-from xorflow.training.precision import tf32_matmul
 from xorflow.training.recipes import RECIPES
 from xorflow.training.results import independent_nll, likelihood, refitted, report
-from xorflow.training.run import (
-    Run,
-    begin_run,
-    complete_run,
-    fit,
-    load,
-    open_run,
-    prepare_run,
-    reopen_run,
-    resume_run,
-    train_run,
-    untrained,
-)
+from xorflow.training.run import create_run, finish_run, fit, resume_run, untrained
 from xorflow.training.specs import PARTS, flow_from_spec, flow_to_spec
 from xorflow.training.tables import plan, read_table, spread, summarise
+from xorflow.training.trainer import Interrupted, Observer, Trainer
 
 __all__ = [
     "ESTIMATORS",
@@ -43,13 +30,13 @@ __all__ = [
     "Progress",
     "Run",
     "Trainer",
-    "begin_run",
     "build_data",
     "build_estimator",
     "build_flow",
     "combine_runs",
-    "complete_run",
+    "create_run",
     "estimator_text",
+    "finish_run",
     "fit",
     "flow_from_spec",
     "flow_to_spec",
@@ -62,14 +49,12 @@ __all__ = [
     "open_run",
     "out_of_memory_as_error",
     "plan",
-    "prepare_run",
     "read_config",
     "read_config_file",
     "read_metrics",
     "read_result",
     "read_table",
     "refitted",
-    "reopen_run",
     "report",
     "resolve_device",
     "resume_run",
@@ -77,6 +62,5 @@ __all__ = [
     "spread",
     "summarise",
     "tf32_matmul",
-    "train_run",
     "untrained",
 ]

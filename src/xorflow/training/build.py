@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from xorflow import data
 from xorflow.bases import FactorisedBase
 from xorflow.conditioners import (
@@ -47,7 +49,7 @@ from xorflow.estimators import (
 from xorflow.flows import LatentFlow, Layer, Mixture
 from xorflow.training.init import category_totals
 from xorflow.training.options import Options
-from xorflow.training.step import Trainable
+from xorflow.training.specs import Trainable
 from xorflow.transforms import ModularAffine, ModularShift, Transform
 
 ESTIMATORS: dict[str, type[Estimator]] = {
@@ -239,7 +241,8 @@ def skipped_features(dataset: Dataset, share: float) -> list[int]:
     if not share:
         return []
     train = dataset.train
-    others = (len(train) - category_totals(train, dataset.categories).max(-1).values) / len(train)
+    usual = torch.stack([total.max() for total in category_totals(train, dataset.categories)])
+    others = (len(train) - usual) / len(train)
     features = (others <= share).nonzero().flatten().tolist()
     if len(features) == dataset.features:
         raise ConfigError(

@@ -19,10 +19,7 @@ CHECKPOINT_VERSION = 1
 
 @dataclass
 class Progress:
-    """Where a run stands. `step` counts optimiser steps, `bound_sum` adds up the epoch's objective.
-
-    `seconds` are those of training; runs that are trained as one share them, so each has all of the group's.
-    """
+    """Where a run stands: `step` counts optimiser steps, `bound_sum` adds up the objective in an epoch, `seconds` train."""
 
     step: int = 0
     epoch: int = 0
@@ -67,10 +64,9 @@ def _pointed_to(root: Path) -> str | None:
     return str(read_json(latest, "the checkpoint").get("folder")) if latest.exists() else None
 
 
-def saved_step(run: Path) -> int:
-    """The step at which a run would go on."""
-    latest = _latest(run)
-    return 0 if latest is None else latest[0].step
+def has_snapshot(run: Path) -> bool:
+    """Whether a run has a checkpoint."""
+    return (run / "checkpoints" / "latest.json").exists()
 
 
 def load_snapshot(run: Path) -> Snapshot | None:
@@ -82,7 +78,7 @@ def load_snapshot(run: Path) -> Snapshot | None:
 def _latest(run: Path) -> tuple[Progress, Path] | None:
     """Where the last checkpoint stands, and its folder."""
     latest = run / "checkpoints" / "latest.json"
-    if not latest.exists():
+    if not has_snapshot(run):
         return None
     pointer = read_json(latest, "the checkpoint")
     if pointer.get("version") != CHECKPOINT_VERSION:

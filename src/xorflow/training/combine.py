@@ -13,7 +13,9 @@ from xorflow.errors import CheckpointError, ConfigError, ModelError
 from xorflow.flows import LatentFlow, Mixture
 from xorflow.training.devices import resolve_device
 from xorflow.training.folder import (
+    Run,
     difference_of_data,
+    open_run,
     prepare_folder,
     read_result,
     require_free,
@@ -21,8 +23,7 @@ from xorflow.training.folder import (
 )
 from xorflow.training.options import OF_DATA, Options
 from xorflow.training.results import report
-from xorflow.training.run import Run, open_run
-from xorflow.training.step import Trainable
+from xorflow.training.specs import Trainable
 from xorflow.training.storage import save_tensors, write_json
 
 

@@ -1,4 +1,4 @@
-"""Which device to train on, and what to say when it runs out of memory."""
+"""Devices: which one to train on, how far its products round, what dropout draws from, and what to say when memory runs out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor, nn
 
 from xorflow.errors import ConfigError, OutOfMemory
 
@@ -39,6 +40,25 @@ def check_precision(precision: str, device: torch.device) -> None:
         )
 
 
+@contextmanager
+def tf32_matmul(wanted: bool = True) -> Iterator[None]:
+    """Within this block float32 products on CUDA round their operands to TF32."""
+    if not wanted:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def bf16_autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Within this block networks compute as a run of that precision trains, where it is bfloat16; logits and sums do not."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16-mixed")
+
+
 _NO_MEMORY = ("allocate memory", "not enough memory", "Storage size calculation overflowed")
 """What PyTorch says on a CPU, the last of sizes that no machine could have."""
 
@@ -51,13 +71,36 @@ def out_of_memory_as_error(remedy: str) -> Iterator[None]:
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise OutOfMemory(f"out of memory; {remedy}") from error
     except RuntimeError as error:
-        if any(words in str(error) for words in _NO_MEMORY):
+        if any(message in str(error) for message in _NO_MEMORY):
             raise OutOfMemory(f"out of memory; {remedy}") from error
         raise
 
 
-def default_generator(device: torch.device) -> torch.Generator:
-    """The process's own generator for a device, from which dropout draws: there is no way to give it another."""
+def dropout_generator(module: nn.Module, device: torch.device) -> torch.Generator | None:
+    """What the dropout of a module draws from, the process's own generator for a device; None if nothing is dropped."""
+    if not any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules()):
+        return None
     return (
         torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
     )
+
+
+_DROPOUT_SEEDS = 2**42
+"""Added to a run's seed for dropout, beyond all seeds: the numbers that binarise rows must not be those that drop units."""
+
+
+@contextmanager
+def seeded_dropout(generator: torch.Generator | None, seed: int, state: Tensor | None) -> Iterator[None]:
+    """Within this block the process's generator is a run's, new or in the state of a checkpoint; it is given back as it was."""
+    if generator is None:
+        yield
+        return
+    before = generator.get_state()
+    if state is None:
+        generator.manual_seed(_DROPOUT_SEEDS + seed)
+    else:
+        generator.set_state(state)
+    try:
+        yield
+    finally:
+        generator.set_state(before)

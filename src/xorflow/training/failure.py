@@ -1,17 +1,40 @@
-"""Where in a model the numbers stopped being finite."""
+"""What is said when numbers stop being finite, and where in a model they did."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from xorflow.data import Split
+from xorflow.errors import TrainingError
 from xorflow.flows import GREEDY, LatentFlow, Mixture
+from xorflow.training.checkpoint import has_snapshot
+
+if TYPE_CHECKING:
+    from xorflow.training.trainer import Trainer
 
 _ROWS = 64
+
+
+def not_finite(trainer: Trainer, what: str, step: int) -> TrainingError:
+    """The error of a run in which something is not finite at a step: where, what is kept, and what to do."""
+    # those of the flow by their own names, and those of the estimator as its own
+    weights = {name.removeprefix("flow."): p for name, p in trainer.module.named_parameters()}
+    where = where_not_finite(weights, trainer.flow, trainer.dataset.train)
+    if not trainer.checks_each_step:  # many steps may lie between what went wrong and this
+        device = trainer.device.type
+        where += f" (on {device} steps are not looked at one by one, and others may have been before it)"
+    folder, epoch = trainer.run_folder, -(-step // trainer.steps_per_epoch)
+    saved = folder is not None and has_snapshot(folder)
+    kept = f"; the last good checkpoint is kept in {folder}" if saved else ""
+    return TrainingError(
+        f"{what} is not finite at step {step} (epoch {epoch}){where}{kept}: "
+        "train again into another folder with a smaller --lr, or with --clip 1"
+    )
 
 
 def where_not_finite(weights: Mapping[str, Tensor], flow: LatentFlow | Mixture, data: Split) -> str:
@@ -43,8 +66,8 @@ def _with_layer(name: str) -> str:
     >>> _with_layer("layers.1.conditioner.net.0.weight")
     'layers.1.conditioner.net.0.weight, in layer 2'
     """
-    match = re.match(r"(?:.*?\.)?layers\.(\d+)\.", name)
-    return name if match is None else f"{name}, in layer {int(match[1]) + 1}"
+    layer = re.match(r"(?:.*?\.)?layers\.(\d+)\.", name)
+    return name if layer is None else f"{name}, in layer {int(layer[1]) + 1}"
 
 
 @torch.no_grad()
@@ -52,7 +75,7 @@ def _first_layer_not_finite(flow: LatentFlow | Mixture, data: Split) -> int | No
     some = torch.arange(min(_ROWS, len(data)), device=data.device)
     batch = data.gather(some, generator=torch.Generator(data.device).manual_seed(0))
     for part in flow if isinstance(flow, Mixture) else [flow]:
-        passed = part.run(part.encode(batch.x), draws=GREEDY, context=batch.context)
+        passed = part.run(batch.x, draws=GREEDY, context=batch.context)
         for number, choices in enumerate(passed.generator, 1):
             if not bool(choices.logits.isfinite().all()):
                 return number

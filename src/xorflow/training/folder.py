@@ -1,18 +1,25 @@
-"""The folder of a run: which one may be used, its configuration, its result, and the data that belong to it."""
+"""The folder of a run: which one may be used, what is written when a run begins, and a finished run read back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xorflow.data import Dataset
-from xorflow.errors import CheckpointError, ConfigError
+import torch
+from torch import nn
+
+from xorflow.data import Codec, Dataset
+from xorflow.errors import CheckpointError, ConfigError, DataError
+from xorflow.flows import LatentFlow
 from xorflow.training.build import build_data
-from xorflow.training.options import CONFIG_VERSION, Options, check_version
-from xorflow.training.specs import flow_to_spec
-from xorflow.training.step import Trainable
-from xorflow.training.storage import read_json, write_bytes, write_json
+from xorflow.training.devices import resolve_device
+from xorflow.training.options import CONFIG_VERSION, Options, check_version, options_of_config
+from xorflow.training.specs import Trainable, flow_from_spec, flow_to_spec
+from xorflow.training.storage import load_tensors, read_json, write_bytes, write_json
+
+# ---- a run begins ----
 
 
 def prepare_folder(out: Path, *, resumes: bool = True) -> Path:
@@ -52,6 +59,10 @@ def holds_several(folder: Path) -> bool:
     return any(next(folder.glob(f"{depth}/config.json"), None) for depth in ("*", "*/*"))
 
 
+BEGINNING = "beginning"
+"""The file of the weights that a model built in Python begins with: no options describe how it got them."""
+
+
 def write_config(run: Path, options: Options, flow: Trainable, dataset: Dataset) -> None:
     """`config.json`: every option, the architecture, and what the data look like."""
     config = {
@@ -71,6 +82,9 @@ def _data_format(dataset: Dataset) -> dict[str, Any]:
         "codec": None if dataset.codec is None else dataset.codec.to_json(),
         "train_sha256": dataset.train.sha256,
     }
+
+
+# ---- what is there ----
 
 
 def data_of_run(
@@ -125,3 +139,82 @@ def read_config_file(run: Path) -> dict[str, Any]:
 def read_result(run: Path) -> dict[str, Any]:
     """The content of a finished run's `result.json`."""
     return read_json(run / "result.json", "the result")
+
+
+# ---- a finished run ----
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run read back: the trained flow, its options, and how its data are written."""
+
+    folder: Path
+    options: Options
+    flow: Trainable
+    shape: tuple[int, ...] | None
+    codec: Codec | None
+    data_format: Mapping[str, Any]
+
+    @property
+    def latent(self) -> LatentFlow:
+        """The flow of a run that is no mixture."""
+        if not isinstance(self.flow, LatentFlow):
+            raise ConfigError(f"this takes the run of a single flow, and that in {self.folder} is a mixture")
+        return self.flow
+
+    def data(self) -> Dataset:
+        """The data that it was trained on."""
+        return data_of_run(self.folder, self.options, self.data_format)
+
+
+def open_run(run: Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Module]] | None = None) -> Run:
+    """Read a finished run. No code in the folder is executed."""
+    config = read_config_file(run)
+    options = options_of_config(config, run / "config.json")
+    if not (run / "result.json").exists() and (run / "checkpoints").exists():
+        raise CheckpointError(
+            f"the run in {run} is not finished; continue it with: xorflow train --out {run} --resume"
+        )
+    kept = config["data_format"]
+    try:
+        with torch.random.fork_rng(devices=[]):  # fresh weights are drawn, only to be replaced
+            flow = flow_from_spec(config["model"], parts)
+        codec = None if kept.get("codec") is None else Codec.from_json(kept["codec"])
+        shape = None if kept.get("shape") is None else tuple(kept["shape"])
+    except (CheckpointError, DataError) as error:
+        raise CheckpointError(f"{run / 'config.json'}: {error}") from error
+    except TypeError:
+        raise CheckpointError(
+            f"{run / 'config.json'} is damaged: its shape is no list; restore it or train again"
+        ) from None
+    install_weights(flow, run)
+    return Run(run, options, flow.to(resolve_device(device)).eval(), shape, codec, kept)
+
+
+def load(
+    run: str | Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Module]] | None = None
+) -> Trainable:
+    """The trained flow of a run folder, ready to evaluate and sample; executes no code from it.
+
+    Args:
+        run: the folder that `xorflow train` or `fit(..., out=...)` wrote.
+        device: where to put it.
+        parts: classes of your own that the model uses, by the names in its configuration.
+    """
+    return open_run(Path(run), device=device, parts=parts).flow
+
+
+def install_weights(flow: Trainable, run: Path, stem: str = "weights") -> None:
+    """Put the weights of a folder into a flow, which takes over their type."""
+    weights = load_tensors(run, stem)
+    expected = flow.state_dict()
+    for name, tensor in expected.items():
+        if name not in weights or weights[name].shape != tensor.shape:
+            came = "nothing" if name not in weights else f"shape {tuple(weights[name].shape)}"
+            raise CheckpointError(
+                f"the weights in {run} are not those of its configuration: {name} has {came} instead of "
+                f"shape {tuple(tensor.shape)}; restore the folder, or train again"
+            )
+    if any(t.dtype == torch.float64 for t in weights.values()):
+        flow.double()
+    flow.load_state_dict({name: weights[name] for name in expected})

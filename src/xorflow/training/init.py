@@ -14,7 +14,7 @@ from xorflow.conditioners.base import Source
 from xorflow.data import Split
 from xorflow.errors import ConfigError
 from xorflow.flows import LatentFlow, Layer, Mixture
-from xorflow.training.step import Trainable
+from xorflow.training.specs import Trainable
 from xorflow.transforms import Transform
 
 _NEARLY_IDENTITY = 7.0
@@ -107,7 +107,7 @@ def init_from_data(flow: Trainable, train: Split, *, posteriors: bool = True) ->
 
 
 _Start = tuple[Tensor, Tensor]
-"""The logits (D,) or (D, U) that a layer's generator begins with, and which features it takes to the base: booleans (D,)."""
+"""The packed logits that a layer's generator begins with, and which features it takes to the base: booleans (D,)."""
 
 
 def _start_orderings(flow: LatentFlow, train: Split, posteriors: bool) -> list[_Start]:
@@ -137,13 +137,11 @@ def _start_couplings(flow: LatentFlow, train: Split, posteriors: bool) -> list[_
     starts = []
     for layer, features in zip(flow.layers, taken, strict=True):
         logits, at_data = near_identity(layer, odds), _logits_at_data(flow, train, layer)
-        chosen = features if layer.transform.choices.binary else features[:, None]
+        chosen = features[layer.transform.choices.logit_features]
         starts.append((torch.where(chosen, at_data.to(logits), logits), features))
     if flow.base.learned:
         left = ~torch.stack(taken).any(0)
-        logs = category_frequencies(train, flow.states.sizes).clamp_min(_LEAST).log()  # finite at the padding
-        rates = logs[:, 1] - logs[:, 0] if flow.states.binary else logs
-        flow.base.logits[left] = rates.to(flow.base.logits)[left]
+        flow.base.set_probabilities(category_frequencies(train, flow.categories), left)
     return starts
 
 
@@ -170,7 +168,6 @@ def _taken_late(flow: LatentFlow) -> list[Tensor]:
     return taken[::-1]
 
 
-_LEAST = 1e-300
 _FEWEST_ODDS, _MOST_ODDS = 3.0, 8.0
 
 
@@ -184,11 +181,15 @@ def _odds_of_identity(flow: LatentFlow) -> float:
 
 
 def near_identity(layer: Layer, log_odds: float) -> Tensor:
-    """Logits of a layer's choices, with these odds of the identity against each other one."""
+    """Packed logits of a layer's choices, with these odds of the identity against each other one."""
     choices = layer.transform.choices
-    logits = torch.zeros(choices.features, choices.width)
-    logits[:, 0] = log_odds
-    return logits[:, 1] - logits[:, 0] if choices.binary else logits
+    logits = torch.zeros(choices.flat)
+    for group in choices.groups:
+        if group.binary:
+            logits[group.logits] = -log_odds
+        else:
+            logits[group.logits].view(-1, group.size)[:, 0] = log_odds
+    return logits
 
 
 def _start_at_bayes(layer: Layer, base: FactorisedBase, start: Tensor, taken: Tensor) -> None:
@@ -199,61 +200,79 @@ def _start_at_bayes(layer: Layer, base: FactorisedBase, start: Tensor, taken: Te
     net = layer.posterior
     if not isinstance(net, MLP | MADE | Diagonal):
         return
-    states, table = layer.transform.states, base.log_table()
-    units = torch.eye(states.flat).to(table)
-    units = units if states.binary else units.unflatten(-1, (states.features, states.width))
-    evidence = layer.transform.outcomes(table, torch.cat([torch.zeros_like(units[:1]), units]))
-    binary = layer.transform.choices.binary
-    logits = (evidence[..., 1:] - evidence[..., :1]) if binary else evidence  # (1 + states, D, U)
-    here = taken.to(table)[:, None]
-    slope, level = (logits[1:] - logits[0]) * here, logits[0] * here
+    slope, level = _evidence(layer.transform, base, taken)
     if not layer.relative:
-        level = level + start.to(level).reshape(level.shape)
+        level = level + start.to(level)
     # in a chain the state is not seen, but the data are, which layers near the identity hardly change
     source = Source.STATE if Source.STATE in net.sees else Source.X
-    net.start_linear(source, slope.flatten(1), level.flatten())
+    net.start_linear(source, slope, level)
+
+
+def _evidence(transform: Transform, base: FactorisedBase, taken: Tensor) -> tuple[Tensor, Tensor]:
+    """log p(y) of each choice as a linear function of the state, (flat, flat) and (flat,), for the features `taken`."""
+    states, choices = transform.states, transform.choices
+    slope, level = base.logits.new_zeros(states.flat, choices.flat), base.logits.new_zeros(choices.flat)
+    for feature in taken.nonzero()[:, 0].tolist():
+        k = torch.arange(states.sizes[feature], device=level.device)[:, None]
+        u = torch.arange(choices.sizes[feature], device=level.device)
+        led_to = transform.value_to_base(k, u, torch.tensor(feature, device=level.device))  # (K, U)
+        values = base.log_probs_of(feature)[led_to]
+        values = values[:, 1:] - values[:, :1] if len(u) == 2 else values
+        columns = choices.positions([feature])
+        if len(k) == 2:
+            level[columns] = values[0]
+            values = values[1:] - values[0]
+        slope[states.positions([feature])[:, None], columns] = values
+    return slope, level
 
 
 def _logits_at_data(flow: LatentFlow, train: Split, layer: Layer) -> Tensor:
-    """The logits of a layer's choices with which features that it takes have their frequencies."""
-    frequencies = category_frequencies(train, flow.states.sizes)
-    return start_logits(frequencies, flow.base.log_table().exp().double().cpu(), layer.transform)
+    """The packed logits of a layer's choices with which features that it takes have their frequencies."""
+    frequencies = category_frequencies(train, flow.categories)
+    tables = [flow.base.log_probs_of(d).detach().double().cpu().exp() for d in range(flow.features)]
+    logits = torch.empty(layer.transform.choices.flat, dtype=torch.float64)
+    for feature, (wanted, table) in enumerate(zip(frequencies, tables, strict=True)):
+        start = _feature_at_data(wanted, table, layer.transform, feature)
+        logits[layer.transform.choices.positions([feature])] = start
+    return logits
 
 
-def start_logits(frequencies: Tensor, table: Tensor, transform: Transform) -> Tensor:
-    """With which a last layer on the base `table` (D, K) has frequencies (D, K), if the base spreads the rest evenly."""
+def _feature_at_data(frequencies: Tensor, table: Tensor, transform: Transform, feature: int) -> Tensor:
+    """The logits with which a last layer on the base `table` (K,) has these frequencies, if the base spreads the rest
+    evenly.
+    """
     if transform.is_xor:
-        beta = table[:, 1]
-        flip = ((frequencies[:, 1] - beta) / (1 - 2 * beta)).clamp(5e-3, 1 - 5e-3)
+        flip = ((frequencies[1:] - table[1]) / (1 - 2 * table[1])).clamp(5e-3, 1 - 5e-3)
         return torch.logit(flip)
-    first = table[:, :1]
-    rest = (1 - first) / (torch.tensor(transform.states.sizes)[:, None] - 1).clamp_min(1)
-    wanted = torch.where(first > rest, (frequencies - rest) / (first - rest), frequencies)
+    first, rest = table[0], (1 - table[0]) / max(len(table) - 1, 1)
+    wanted = (frequencies - rest) / (first - rest) if first > rest else frequencies
     # the choices that lead from a category to 0 share what it should have
-    valid = transform.choices.valid()
-    reached = transform.to_data_table[..., 0].cpu().expand(valid.shape)  # (D, U)
-    sharing = torch.zeros_like(frequencies).scatter_add_(-1, reached, valid.double())
-    probabilities = wanted.clamp_min(1e-3).gather(-1, reached) / sharing.gather(-1, reached).clamp_min(1)
+    u = torch.arange(transform.choices.sizes[feature])
+    device = transform.sizes.device
+    reached = transform.value_to_data(
+        torch.zeros_like(u).to(device), u.to(device), torch.tensor(feature, device=device)
+    ).cpu()
+    sharing = torch.zeros_like(frequencies).index_add(0, reached, torch.ones_like(u, dtype=torch.float64))
+    probabilities = wanted.clamp_min(1e-3)[reached] / sharing[reached].clamp_min(1)
     logits = probabilities.log()
-    return logits[:, 1] - logits[:, 0] if transform.choices.binary else logits
+    return logits[1:] - logits[:1] if len(u) == 2 else logits
 
 
-def category_frequencies(train: Split, sizes: tuple[int, ...]) -> Tensor:
-    """How often each feature has each category in the training data, add-1/2 smoothed: (D, K) float64."""
-    valid = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
-    smoothed = (category_totals(train, sizes) + 0.5) * valid
-    return smoothed / smoothed.sum(-1, keepdim=True)
+def category_frequencies(train: Split, sizes: tuple[int, ...]) -> list[Tensor]:
+    """How often each feature has each category in the training data, add-1/2 smoothed: by feature (K_d,) float64."""
+    return [(total + 0.5) / (total + 0.5).sum() for total in category_totals(train, sizes)]
 
 
-def category_totals(train: Split, sizes: tuple[int, ...]) -> Tensor:
-    """In how many rows each feature has each category, on average over draws: (D, K) float64, on the CPU."""
+def category_totals(train: Split, sizes: tuple[int, ...]) -> list[Tensor]:
+    """In how many rows each feature has each category, on average over draws: by feature (K_d,) float64, on the CPU."""
     if not train.stochastic:
         return category_counts(train.values, sizes)
     # intensities: the expected count needs no draw
-    ones = train.values.sum(0, dtype=torch.int64).double() / 255
-    return torch.stack((len(train) - ones, ones), -1).cpu()
+    ones = train.values.sum(0, dtype=torch.int64).double().cpu() / 255
+    return list(torch.stack((len(train) - ones, ones), -1))
 
 
-def category_counts(values: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """How many of the rows (N, D) have each category of each feature: (D, K) float64, on the CPU."""
-    return torch.stack([(values == k).sum(0) for k in range(max(sizes))], -1).double().cpu()
+def category_counts(values: Tensor, sizes: tuple[int, ...]) -> list[Tensor]:
+    """How many of the rows (N, D) have each category of each feature: by feature (K_d,) float64, on the CPU."""
+    columns = values.cpu().T.contiguous()
+    return [torch.bincount(c, minlength=k)[:k].double() for c, k in zip(columns, sizes, strict=True)]

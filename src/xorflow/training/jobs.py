@@ -6,7 +6,6 @@ One at a time, runs are made in this process; several at a time, each is a proce
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -24,10 +23,10 @@ from xorflow.data import Dataset
 from xorflow.errors import ConfigError, UserError
 from xorflow.training.build import build_data
 from xorflow.training.folder import read_config_file, read_result, require_free
-from xorflow.training.loop import Interrupted
 from xorflow.training.options import HARMLESS, OF_DATA, Options, from_json, options_of_config
-from xorflow.training.run import check_run, resume_run, train_run
+from xorflow.training.run import check_run, create_run, finish_run, resume_run
 from xorflow.training.storage import TEMPORARY
+from xorflow.training.trainer import Interrupted
 
 
 @dataclass(frozen=True)
@@ -99,10 +98,12 @@ def run_jobs(
 
 
 def make_run(job: Job, *, dataset: Dataset | None = None) -> dict[str, Any]:
-    """Begin a job's run, or go on with the one in its folder; `dataset` is the data of its options, if loaded."""
+    """The result of a job's run, begun or gone on with as its folder has it; `dataset` is its data, if loaded."""
     if _is_begun(job):
-        return resume_run(job.out, job.options.to_json())
-    return train_run(job.options, job.out, model=job.model, dataset=dataset)
+        trainer = resume_run(job.out, job.options.to_json(), dataset=dataset)
+    else:
+        trainer = create_run(job.options, job.out, model=job.model, dataset=dataset)
+    return read_result(job.out) if trainer is None else finish_run(trainer)
 
 
 class _Pool:
@@ -286,7 +287,6 @@ class _Child:
 
 def work() -> None:
     """Make the run whose job comes on standard input; the exit code and the last line on stderr say how it went."""
-    logging.getLogger("lightning_fabric.utilities.rank_zero").setLevel(logging.WARNING)
     try:
         job = _job_from_bytes(sys.stdin.buffer.readline())
         threading.Thread(target=_stop_with_standard_input, daemon=True).start()

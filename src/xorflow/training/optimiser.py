@@ -1,4 +1,4 @@
-"""Optimisers: fused, and on CUDA without a word from the host, so that a step can be captured."""
+"""Optimisers: fused, and on CUDA without a number from the host, so that a step can be captured."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from xorflow._cuda import devices, kernels
 from xorflow.conditioners import MaskedLinear
+from xorflow.conditioners.embedding import Table
 from xorflow.training.muon import Muon, hidden_matrices
 from xorflow.training.options import Options
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """Adam and AdamW with one kernel launch for each parameter, which fills the device; its state is that of torch's own.
+    """Adam and AdamW with one launch for each parameter, which fills the device; its state is that of torch's own.
 
     PyTorch's fused Adam cuts all parameters into pieces of 65,536 numbers, one for each multiprocessor: a network of a million
     weights then leaves most of a large GPU idle, and the optimiser takes longer than the passes.
@@ -71,8 +72,9 @@ class FusedAdam(torch.optim.Optimizer):
 def make_optimiser(module: nn.Module, options: Options, device: torch.device) -> torch.optim.Optimizer:
     """The optimiser that the options name; on CUDA its learning rate is a tensor, which a captured step can change.
 
-    Weight decay reaches the matrices of linear and recurrent layers only: decaying a bias or the base would pull the likelihood
-    itself, and embeddings and gains are no maps whose size it would limit.
+    Weight decay reaches the matrices of linear and recurrent layers only, and the tables by which categories enter them:
+    decaying a bias or the base would pull the likelihood itself, and embeddings and gains are no maps whose size it would
+    limit.
     """
     groups = _groups(module, options.weight_decay)
     if options.optimiser == "muon":
@@ -88,7 +90,6 @@ def _make(
         return torch.optim.SGD(groups, lr=rate, fused=fused)
     decoupled = options.optimiser == "adamw"
     plain = all(p.dtype == torch.float32 for group in groups for p in group["params"])
-    plain = plain and options.precision != "64-true"  # for which Fabric changes the weights only afterwards
     if isinstance(rate, Tensor) and devices.has_kernels(device) and plain and fused:
         return FusedAdam(groups, lr=rate, decoupled=decoupled, seen=seen)
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
@@ -98,15 +99,13 @@ def _make(
 def _muon(module: nn.Module, groups: list[dict[str, Any]], options: Options, device: torch.device) -> Muon:
     """Hidden matrices leave their groups for those of their own."""
     matrices = {
-        parts: [p for p in weights if p.requires_grad] for parts, weights in hidden_matrices(module).items()
+        count: [p for p in weights if p.requires_grad] for count, weights in hidden_matrices(module).items()
     }
     taken = {id(p) for weights in matrices.values() for p in weights}
     others = [group | {"params": [p for p in group["params"] if id(p) not in taken]} for group in groups]
-    of_matrices = [
-        {"params": p, "weight_decay": options.weight_decay, "parts": n} for n, p in matrices.items()
-    ]
-    kept = [group for group in (*of_matrices, *others) if group["params"]]
-    return Muon(kept, lr=_rate(options, device), fused=_fused(options), capturable=devices.captures(device))
+    hidden = [{"params": p, "weight_decay": options.weight_decay, "parts": n} for n, p in matrices.items()]
+    groups = [group for group in (*hidden, *others) if group["params"]]
+    return Muon(groups, lr=_rate(options, device), fused=_fused(options), capturable=devices.captures(device))
 
 
 def _rate(options: Options, device: torch.device) -> float | Tensor:
@@ -114,14 +113,14 @@ def _rate(options: Options, device: torch.device) -> float | Tensor:
 
 
 def _fused(options: Options) -> bool:
-    """A fused optimiser unscales by itself, which forbids clipping."""
+    """A fused optimiser would unscale 16-mixed gradients by itself, and those of Muon's matrices not at all."""
     return options.precision != "16-mixed"
 
 
 def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     if not weight_decay:  # one group less to go through in every step
         return [{"params": [p for p in module.parameters() if p.requires_grad], "weight_decay": 0.0}]
-    matrices = [m.weight for m in module.modules() if isinstance(m, nn.Linear)]
+    matrices = [m.weight for m in module.modules() if isinstance(m, nn.Linear | Table)]
     cells = [m for m in module.modules() if isinstance(m, nn.RNNBase)]
     matrices += [p for m in cells for name, p in m.named_parameters() if name.startswith("weight")]
     chosen = {id(p) for p in matrices}

@@ -1,22 +1,70 @@
-"""What a finished run reports: likelihoods of the latent and the deterministic flow, with what each number is."""
+"""What a finished run reports: likelihoods of the latent and the deterministic flow, and how it was trained."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from xorflow import evaluate
 from xorflow._memory import rows_at_a_time
-from xorflow.bases import FactorisedBase
 from xorflow.data import Dataset, Split
 from xorflow.evaluate import LogLikelihood
 from xorflow.flows import Flow, LatentFlow, Mixture, refit_base
+from xorflow.training.devices import bf16_autocast
 from xorflow.training.init import category_counts, category_frequencies
-from xorflow.training.precision import bf16_autocast
-from xorflow.training.step import Trainable
+from xorflow.training.options import Options
+from xorflow.training.specs import Trainable
+
+if TYPE_CHECKING:
+    from xorflow.training.trainer import Trainer
 
 _TRAIN_DRAW = 0
 """The seed of the one draw of stochastic training data on which a base is refitted."""
+
+
+def result_of(trainer: Trainer) -> dict[str, Any]:
+    """What `result.json` holds of a run whose training has ended."""
+    flow, dataset, options, progress = trainer.flow, trainer.dataset, trainer.options, trainer.progress
+    likelihoods = report(flow, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
+    reference = dataset.test or dataset.validation
+    independent = None if reference is None else independent_nll(dataset, reference)
+    reached = likelihoods.get("test" if dataset.test else "validation")
+    warning = worse_than_independent(reached, independent, options)
+    return {
+        **likelihoods,
+        "independent_nll": independent,
+        **({} if warning is None else {"warning": warning}),
+        "seed": options.seed,
+        "epochs": options.epochs,
+        "best_epoch": progress.best_epoch,
+        "steps": progress.step,
+        "parameters": sum(p.numel() for p in flow.parameters() if p.requires_grad),
+        "weights": "average" if options.average else "last" if trainer.best is None else "best on validation",
+        "seconds": round(progress.seconds, 3),
+        "device": str(trainer.device),
+        "data": dataset.describe(),
+        **({} if trainer.not_captured is None else {"not_captured": trainer.not_captured}),
+    }
+
+
+def worse_than_independent(
+    figures: Mapping[str, Any] | None, independent: float | None, options: Options
+) -> str | None:
+    """What to say, and to try, if a model is no better than one that ignores how features depend on each other."""
+    if figures is None or independent is None or figures["nll"] <= independent:
+        return None
+    exact = figures["kind"] == "exact"
+    ways = ["train longer (--epochs)"]
+    ways += [] if options.base == "learned" else ["let the base learn (--base learned)"]
+    ways += [] if options.init == "data" else ["begin at independent columns (--init data)"]
+    ways += [] if exact else ["evaluate with more samples (--evaluation-samples), for a bound may be loose"]
+    by_likelihood = options.estimator.startswith("maximum-likelihood")
+    ways += [] if by_likelihood else ["train by --estimator maximum-likelihood"]
+    return (
+        f"this model {'has' if exact else 'has at most'} {figures['nll']:.2f} nats, and independent columns have "
+        f"{independent:.2f}: it has learned nothing of how columns depend on each other. Try to {', to '.join(ways)}"
+    )
 
 
 def likelihood(
@@ -98,7 +146,7 @@ def _report_split(
         "greedy_stderr": greedy.stderr,
         "refit_nll": refitted_likelihood.nll,
         "refit_stderr": refitted_likelihood.stderr,
-        "floor": float((flow.floor() if isinstance(flow, Mixture) else flow.base.floor()).detach()),
+        "floor": float(flow.floor()),
         "layers": [dataclasses.asdict(use) for use in uses],
     }
     if isinstance(flow, LatentFlow) and flow.has_posterior:
@@ -108,7 +156,7 @@ def _report_split(
 
 def independent_nll(dataset: Dataset, split: Split) -> float:
     """The negative log-likelihood, in nats, of independent features with the training data's frequencies."""
-    table = category_frequencies(dataset.train, dataset.categories)
-    base = FactorisedBase(dataset.features, categories=dataset.categories, probabilities=table)
-    expected = (base.log_table().double() * category_counts(split.values, dataset.categories)).sum()
-    return -float(expected) / len(split)
+    frequencies = category_frequencies(dataset.train, dataset.categories)
+    counts = category_counts(split.values, dataset.categories)
+    expected = sum(float((p.log() * n).sum()) for p, n in zip(frequencies, counts, strict=True))
+    return -expected / len(split)

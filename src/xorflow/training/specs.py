@@ -22,6 +22,9 @@ from xorflow.errors import CheckpointError, ModelError
 from xorflow.flows import LatentFlow, Layer, Mixture
 from xorflow.transforms import ModularAffine, ModularShift, Transform, Xor
 
+Trainable = LatentFlow | Mixture
+"""What a run trains."""
+
 PARTS: dict[str, type[nn.Module]] = {
     "made": MADE,
     "mlp": MLP,

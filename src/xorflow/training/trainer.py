@@ -1,0 +1,462 @@
+"""The training loop: deterministic given its options, interruptible, resumable at any step."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from xorflow import evaluate
+from xorflow._cuda import devices
+from xorflow._cuda.proof import proved_steps
+from xorflow._cuda.steps import CapturedSteps, RowsOnDevice, StepNumber
+from xorflow.conditioners.transformer import attention_stacks
+from xorflow.data import Dataset, Split
+from xorflow.errors import ConfigError
+from xorflow.estimators import Estimator, Loss
+from xorflow.training.checkpoint import (
+    Progress,
+    Snapshot,
+    load_snapshot,
+    optimiser_tensors,
+    restore_optimiser,
+    save_snapshot,
+)
+from xorflow.training.devices import (
+    bf16_autocast,
+    dropout_generator,
+    resolve_device,
+    seeded_dropout,
+    tf32_matmul,
+)
+from xorflow.training.failure import not_finite
+from xorflow.training.metrics import MetricsLog
+from xorflow.training.optimiser import make_optimiser
+from xorflow.training.options import Options
+from xorflow.training.specs import Trainable
+
+
+class Interrupted(Exception):
+    """The user asked to stop: the step was finished and, if the run has a folder, saved."""
+
+
+class Observer(Protocol):
+    """What watches a run; the command line draws it."""
+
+    def on_start(self, total_steps: int, progress: Progress) -> None: ...
+    def on_step(self, step: int) -> None: ...
+    def on_epoch(self, record: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """Rows with all that their loss needs beside the weights."""
+
+    x: Tensor  # integers
+    context: Tensor | None
+    draws: Tensor | None
+    probabilities: Tensor | None  # with which x was drawn, for estimators with soft targets
+
+    def split(self, count: int) -> list[Minibatch]:
+        """About equal pieces."""
+        count = min(count, len(self.x))
+        columns = [
+            [None] * count if tensor is None else tensor.tensor_split(count, dim)
+            for tensor, dim in ((self.x, 0), (self.context, 0), (self.draws, 1), (self.probabilities, 0))
+        ]
+        return [Minibatch(*pieces) for pieces in zip(*columns, strict=True)]  # pyright: ignore[reportArgumentType]
+
+
+class Trainer:
+    """Trains a flow with an estimator on a data set.
+
+    Args:
+        flow: the model, trained in place.
+        estimator: the objective.
+        dataset: train and, if there is one, validation.
+        options: of the run.
+        run: the run's folder, or None to keep nothing on disk.
+        observer: is told about progress.
+    """
+
+    def __init__(
+        self,
+        flow: Trainable,
+        estimator: Estimator,
+        dataset: Dataset,
+        options: Options,
+        run: Path | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.flow = estimator.admit(flow)
+        if estimator.takes_soft_targets and not dataset.train.stochastic:
+            raise ConfigError(
+                "soft_targets is for images whose grey values are binarised afresh, as MNIST's are, and these data are fixed; "
+                "leave soft_targets out of --estimator"
+            )
+        self.estimator, self.options, self.run_folder, self.observer = estimator, options, run, observer
+        self.device = resolve_device(options.device)
+        self.dataset = dataset.to(self.device)
+        self.rows = len(self.dataset.train)
+        self.batch_size = min(options.batch_size, self.rows)
+        self.steps_per_epoch = self.rows // self.batch_size  # a last short batch waits for other epochs
+        self.total_steps = self.steps_per_epoch * options.epochs
+        self.progress = Progress()
+        self.generator = torch.Generator(self.device).manual_seed(options.seed)
+        self.metrics = MetricsLog(run, tensorboard=options.tensorboard)
+        self.best: dict[str, Tensor] | None = None
+        self.bound_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.not_captured: str | None = None
+        self._stopping = False
+        self._next_order: Tensor | None = None
+        self._began = self._saved = time.monotonic()
+        self._prepare_model()
+
+    def _prepare_model(self) -> None:
+        """Put the model on its device, in its precision, and make all that depends on its weights."""
+        flow, options, device = self.flow, self.options, self.device
+        with torch.random.fork_rng(devices=[]):  # for networks that the estimator makes for itself
+            torch.manual_seed(options.seed)
+            self.estimator.prepare(flow, self.total_steps)
+        if options.compile and devices.compiles(device):
+            for stack in attention_stacks(flow):
+                stack.compile_blocks()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # on which kernels of our own are launched
+        self.module: nn.Module = nn.ModuleDict({"flow": flow, "estimator": self.estimator}).to(device)
+        if options.precision == "64-true":
+            self.module.double()
+        self.mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(options.precision)
+        self.rounds_products = devices.rounds_products(device, options.precision)
+        self.optimiser = make_optimiser(self.module, options, device)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=options.precision == "16-mixed")
+        self.average = self._copy_weights() if options.average else None
+        # a device that works ahead of the host is asked for the loss at the end of an epoch
+        self.checks_each_step = device.type == "cpu" and not devices.captures(device)
+        train = self.dataset.train
+        binarises = train.stochastic and flow.states.binary and flow.dtype == torch.float32
+        on_device = binarises and devices.usable(train.values)
+        self._rows_on_device = RowsOnDevice(train.values, train.context, options.seed) if on_device else None
+        self._dropout = dropout_generator(flow, device)
+        self._dropout_state: Tensor | None = None  # of a checkpoint
+
+    # ---- the loop ----
+
+    def train(self) -> None:
+        """Go on from where the run stands to its end; the flow then holds the best weights.
+
+        Raises:
+            Interrupted: after Ctrl-C or SIGTERM, once the step is made and saved; a second Ctrl-C stops at once.
+        """
+        self.restore()
+        self._began = time.monotonic() - self.progress.seconds  # captures and compilation count as training
+        with closing(self.metrics), seeded_dropout(self._dropout, self.options.seed, self._dropout_state):
+            captured = self.captured_steps()
+            self._saved = time.monotonic()
+            with self._interruptible():
+                self.metrics.begin(self.progress.epoch)
+                if self.observer:
+                    self.observer.on_start(self.total_steps, self.progress)
+                while self.progress.epoch < self.options.epochs:
+                    self.train_epoch(captured)
+                    self.end_epoch()
+                    self._pause()
+        self._install(self.best or self.average or {})
+        self._require_finite_weights()
+
+    def train_epoch(self, captured: CapturedSteps | None = None) -> None:
+        """The steps of an epoch, from where it stands; on CUDA as graphs, if they are `captured`."""
+        progress = self.progress
+        order = self.row_order(progress.epoch) if self._next_order is None else self._next_order
+        order = order.to(self.device, non_blocking=True)
+        if captured is not None:
+            captured.begin_epoch(order, progress.batch)
+        with tf32_matmul(self.rounds_products):
+            while progress.batch < self.steps_per_epoch:
+                if captured is None:
+                    first = progress.batch * self.batch_size
+                    self.make_step(order[first : first + self.batch_size], progress.step)
+                    made = 1
+                else:
+                    made = captured.advance(self.steps_per_epoch - progress.batch)
+                progress.batch += made
+                progress.step += made
+                if self.observer:
+                    self.observer.on_step(progress.step)
+                self._pause()
+        # a device still has many of this epoch's steps to make
+        following = progress.epoch + 1
+        self._next_order = self.row_order(following) if following < self.options.epochs else None
+
+    def end_epoch(self) -> None:
+        """All steps of an epoch are made: record it, and validate if it is time to."""
+        progress, options, bound_sum = self.progress, self.options, float(self.bound_sum)
+        progress.seconds = time.monotonic() - self._began
+        self._require_finite("the loss", bound_sum, progress.step)
+        progress.epoch += 1
+        progress.batch = 0
+        self.bound_sum.zero_()
+        record: dict[str, Any] = {
+            "epoch": progress.epoch,
+            "step": progress.step,
+            "train_nll": -bound_sum / self.steps_per_epoch,
+            "lr": learning_rate(options, progress.step - 1, self.total_steps),
+            "seconds": round(progress.seconds, 3),
+        }
+        due = progress.epoch % options.validate_every == 0 or progress.epoch == options.epochs
+        if self.dataset.validation is not None and due:
+            record["validation_nll"] = self._validate(self.dataset.validation)
+        self.metrics.write(record)
+        if self.observer:
+            self.observer.on_epoch(record)
+
+    def row_order(self, epoch: int) -> Tensor:
+        """The rows of an epoch in the order in which they are used, (N,), on the CPU."""
+        # seeded by the epoch alone, and drawn on the CPU: a resumed run, on any device, sees the same batches
+        generator = torch.Generator().manual_seed((self.options.seed << 20) + epoch)
+        order = torch.randperm(self.rows, generator=generator)
+        return order.pin_memory() if self.device.type == "cuda" else order
+
+    # ---- a step: gather, draw, loss, backward, clip, optimise, update, average ----
+
+    def make_step(self, rows: Tensor, number: int) -> None:
+        """Step `number` of the run, on these rows (B,)."""
+        rate, average_weight = self.schedule(number)
+        for group in self.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self.learn(self.gather(rows, number), average_weight)
+
+    def gather(self, rows: Tensor, number: int | StepNumber) -> Minibatch:
+        """Rows (B,) and the noise of a step: all of it that does not depend on the weights."""
+        flow, train = self.flow, self.dataset.train
+        if self._rows_on_device is not None:
+            x, context = self._rows_on_device(rows, number)
+        else:
+            batch = train.gather(rows, generator=self.generator)
+            x, context = flow.states.integers(batch.x), batch.context
+        draws = self.estimator.draw(flow, len(rows), self.generator)
+        seen = None if context is None or not flow.context_features else context.to(flow.dtype)
+        soft = train.probabilities(rows).to(flow.dtype) if self.estimator.takes_soft_targets else None
+        return Minibatch(x, seen, draws, soft)
+
+    def learn(self, batch: Minibatch, average_weight: float | Tensor) -> None:
+        """The rest of a step; weights are changed in place, as all that a step changes."""
+        loss, bound, stats = self._backward(batch)
+        if self.checks_each_step:
+            self._require_finite("the loss", float(loss), self.progress.step + 1)
+        self.scaler.unscale_(self.optimiser)
+        if self.options.clip:
+            parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, self.options.clip)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.estimator.update(stats)
+        self.bound_sum += bound
+        if self.average is not None:
+            self._update_average(self.average, average_weight)
+
+    def _backward(self, batch: Minibatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Leave the gradient of a batch in the parameters; the loss, bound and statistics, over the pieces it passes in."""
+        sums: list[Tensor] = []
+        names: list[str] = []
+        for piece in batch.split(self.options.accumulate):
+            loss, share = self._loss(piece), len(piece.x) / len(batch.x)
+            names = list(loss.stats)
+            values = [loss.surrogate, loss.bound, *loss.stats.values()]
+            if share < 1:
+                values = [value * share for value in values]
+            self.scaler.scale(values[0]).backward()
+            values = [value.detach() for value in values]
+            sums = [a + b for a, b in zip(sums, values, strict=True)] if sums else values
+        return sums[0], sums[1], dict(zip(names, sums[2:], strict=True))
+
+    def _loss(self, batch: Minibatch) -> Loss:
+        """Its surrogate with the second loss in it, if the estimator has one."""
+        with torch.autocast(self.device.type, dtype=self.mixed, enabled=self.mixed is not None):
+            if batch.probabilities is None:
+                loss = self.estimator.loss(self.flow, batch.x, batch.context, batch.draws)
+            else:
+                loss = self.estimator.soft_target_loss(self.flow, batch.x, batch.context, batch.probabilities)
+        if loss.control is None:
+            return loss
+        if next(self.estimator.parameters(), None) is None:
+            raise ConfigError(
+                f"the second loss of {type(self.estimator).__name__} trains a control variate that has no parameters; make "
+                "them in prepare(), or return a Loss without control"
+            )
+        return Loss(loss.surrogate + loss.control, loss.bound, stats=loss.stats)
+
+    @torch.no_grad()
+    def _update_average(self, average: dict[str, Tensor], weight: float | Tensor) -> None:
+        current = self.flow.state_dict()
+        for name, tensor in average.items():
+            tensor.lerp_(current[name], weight.to(tensor.dtype) if isinstance(weight, Tensor) else weight)
+
+    def schedule(self, step: int) -> tuple[float, float]:
+        """The learning rate of step `step` (from 0), and how much of the weights it leaves then goes into their average."""
+        # early on, average over what there is: the first weights would otherwise linger
+        average_weight = max(1 - self.options.average, 1 / (step + 2))
+        return learning_rate(self.options, step, self.total_steps), average_weight
+
+    # ---- CUDA graphs ----
+
+    def captured_steps(self) -> CapturedSteps | None:
+        """The steps from here on as CUDA graphs, where a device has them and they prove to be those of `make_step`."""
+        if not devices.captures(self.device):
+            return None
+        captured, reason = None, self.estimator.not_capturable(self.flow)
+        if self.scaler.is_enabled():
+            reason = "the scaling of 16-mixed gradients decides on the host"
+        if reason is None:
+            with tf32_matmul(self.rounds_products):
+                captured, reason = proved_steps(self, self.progress.step)
+        if reason is not None:
+            logging.getLogger("xorflow").warning("training steps are not captured as CUDA graphs: %s", reason)
+        self.not_captured = reason
+        return captured
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """All that a step draws from."""
+        return [self.generator, *([] if self._dropout is None else [self._dropout])]
+
+    # ---- validation and weights ----
+
+    def _validate(self, split: Split) -> float:
+        """The likelihood (or a cheap bound) on validation data; remembers the best weights so far."""
+        current = self._copy_weights() if self.average else {}
+        self._install(self.average or {})
+        self.flow.eval()
+        with bf16_autocast(self.device, self.options.precision):
+            if self.options.select == "greedy":
+                nll = evaluate.greedy(self.flow, split).nll
+            elif self.flow.has_closed_form:
+                nll = evaluate.exact(self.flow, split).nll
+            else:
+                proposal = "q" if self.flow.has_posterior else "p"
+                nll = evaluate.importance(self.flow, split, samples=4, proposal=proposal).nll
+        self.flow.train()
+        self._require_finite("the validation likelihood", nll, self.progress.step)
+        self._require_finite_weights()  # those of a layer that is only drawn from may not enter that likelihood
+        if self.progress.best_nll is None or nll < self.progress.best_nll:
+            self.progress.best_nll, self.progress.best_epoch = nll, self.progress.epoch
+            self.best = self._copy_weights()
+        self._install(current)
+        return nll
+
+    def _copy_weights(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().clone() for name, tensor in self.flow.state_dict().items()}
+
+    @torch.no_grad()
+    def _install(self, weights: dict[str, Tensor]) -> None:
+        """Put these into the flow; none changes nothing."""
+        current = self.flow.state_dict()
+        for name, tensor in weights.items():
+            current[name].copy_(tensor)
+
+    # ---- stopping ----
+
+    def _pause(self) -> None:
+        """Between two steps: save if it is time to, stop if asked to."""
+        due = time.monotonic() - self._saved >= self.options.checkpoint_seconds
+        if due or self._stopping:
+            self.save()
+            self._saved = time.monotonic()
+        if self._stopping:
+            raise Interrupted
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM ask the loop to stop after the step; a second Ctrl-C stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def request(signum: int, frame: Any) -> None:
+            del frame
+            if self._stopping and signum == signal.SIGINT:
+                raise KeyboardInterrupt
+            self._stopping = True
+
+        old = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    # ---- safety ----
+
+    def _require_finite(self, what: str, value: float, step: int) -> None:
+        if not math.isfinite(value):
+            raise not_finite(self, what, step)
+
+    def _require_finite_weights(self) -> None:
+        if not bool(torch.stack([w.isfinite().all() for w in self.module.parameters()]).all()):
+            raise not_finite(self, "a weight", self.progress.step)
+
+    # ---- checkpoints ----
+
+    def save(self) -> None:
+        """Write a checkpoint, if the run has a folder and every number in it is one."""
+        if self.run_folder is None:
+            return
+        self.progress.seconds = time.monotonic() - self._began
+        self.progress.bound_sum = float(self.bound_sum)
+        self._require_finite("the loss", self.progress.bound_sum, self.progress.step)
+        self._require_finite_weights()
+        groups = {
+            "flow": self.flow.state_dict(),
+            "estimator": self.estimator.state_dict(),
+            "optimiser": optimiser_tensors(self.optimiser),
+            "scaler": {name: torch.tensor(value) for name, value in self.scaler.state_dict().items()},
+            "average": self.average or {},
+            "best": self.best or {},
+            "random": {"generator": self.generator.get_state()},
+        }
+        if self._dropout is not None:
+            groups["random"]["dropout"] = self._dropout.get_state()
+        tensors = {f"{group}.{name}": t for group, named in groups.items() for name, t in named.items()}
+        save_snapshot(self.run_folder, Snapshot(self.progress, tensors))
+
+    def restore(self) -> None:
+        """Take up the last checkpoint, if there is one."""
+        snapshot = None if self.run_folder is None else load_snapshot(self.run_folder)
+        if snapshot is None:
+            return
+        self.progress = snapshot.progress
+        self.flow.load_state_dict(snapshot.group("flow"))
+        self.estimator.load_state_dict(snapshot.group("estimator"))
+        restore_optimiser(self.optimiser, snapshot.group("optimiser"))
+        self.scaler.load_state_dict({name: t.item() for name, t in snapshot.group("scaler").items()})
+        for name, tensor in (self.average or {}).items():
+            tensor.copy_(snapshot.tensors[f"average.{name}"])
+        best = {name: tensor.to(self.device) for name, tensor in snapshot.group("best").items()}
+        self.best = best or None
+        self.generator.set_state(snapshot.tensors["random.generator"])
+        self._dropout_state = snapshot.tensors.get("random.dropout")
+        self.bound_sum.fill_(self.progress.bound_sum)
+
+
+def learning_rate(options: Options, step: int, total: int) -> float:
+    """The learning rate of step `step` (from 0) of `total`."""
+    if step < options.warmup:
+        return options.lr * (step + 1) / (options.warmup + 1)
+    if options.schedule == "constant":
+        return options.lr
+    done = (step - options.warmup) / max(1, total - options.warmup)
+    return options.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
