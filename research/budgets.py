@@ -12,7 +12,7 @@ import numpy as np
 
 from research.results import write_bytes
 from xorflow import ConfigError, data
-from xorflow.training import Options
+from xorflow.training import CONDITIONERS, POSTERIORS, Options, Registry
 
 Phase = Literal["select", "final"]
 PHASES: tuple[Phase, ...] = ("select", "final")
@@ -50,9 +50,17 @@ class Budget:
         return recipe.replace(**self.changes(recipe), validation=validation, **own)
 
 
+def narrowed(registry: Registry, text: str, width: int) -> str:
+    """A network with no hidden layer wider than that."""
+    call = registry.read(text)
+    widths = [min(width, own) for own in call["hidden"]] if "hidden" in call.defaults else []
+    return str(call.having(hidden=widths))
+
+
 def _narrow(options: Options, width: int, epochs: int) -> dict[str, Any]:
     return {
-        "hidden": [min(width, own) for own in options.hidden],
+        "conditioner": narrowed(CONDITIONERS, options.conditioner, width),
+        "posterior": narrowed(POSTERIORS, options.posterior, width),
         "epochs": min(epochs, options.epochs),
         "validate_every": 1,
         "evaluation_samples": 1,

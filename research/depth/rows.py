@@ -95,7 +95,7 @@ _ORDERED: Recipe = {
     "validate_every": 5,
     "evaluation_samples": 8,
 }
-_PLAIN: Recipe = {"base": "learned", "p0": 0.99999}
+_PLAIN: Recipe = {"base": "learned:p0=0.99999"}
 """A base that is almost certain of 0 leaves the likelihood to the network."""
 _GREEDY: Recipe = {
     "batch_size": 128,
@@ -115,7 +115,17 @@ _BOUND = "vimco:samples=4,sum_last=true"
 
 
 def _ordered(depth: int, **changes: Any) -> dict[str, Any]:
-    return {**_ORDERED, "base": "fixed", "layers": depth, "hidden": [_WIDTHS[depth]], **changes}
+    return {
+        **_ORDERED,
+        "base": "fixed",
+        "layers": depth,
+        "conditioner": f"made:hidden={_WIDTHS[depth]}",
+        **changes,
+    }
+
+
+def _direct(width: int) -> str:
+    return f"made:hidden={width},direct=true"
 
 
 def _one(name: str, title: str, **changes: Any) -> DepthRow:
@@ -127,7 +137,7 @@ def _one(name: str, title: str, **changes: Any) -> DepthRow:
 
 def _inward(name: str, title: str, **changes: Any) -> DepthRow:
     """The rival of a code: one layer that goes through the image as the code's reader does, with direct connections as that."""
-    given = {"order": "inward", "direct": True, "hidden": [_WIDTHS[1] - _DIRECT], **_PLAIN}
+    given = {"order": "inward", "conditioner": _direct(_WIDTHS[1] - _DIRECT), **_PLAIN}
     return _one(name, title, seeds=3, rebased="fixed", milliseconds=0.8, **given, **changes)
 
 
@@ -136,8 +146,7 @@ def _code(depth: int, code: str, **of_row: Any) -> DepthRow:
     training = _ordered(
         depth,
         order="inward",
-        direct=True,
-        hidden=[_WIDTHS[1] - depth * _DIRECT],
+        conditioner=_direct(_WIDTHS[1] - depth * _DIRECT),
         estimator="maximum-likelihood:samples=1",
         **_PLAIN,
     )
@@ -205,7 +214,7 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
         seeds=3,
         rebased="fixed",
         milliseconds=1.0,
-        hidden=[2880, 2880],
+        conditioner="made:hidden=2880+2880",
         **_PLAIN,
     ),
     _one(
@@ -232,7 +241,12 @@ _AUTOREGRESSIVE: tuple[DepthRow, ...] = (
         order="inward",
         milliseconds=0.3,
     ),
-    _one("half", "depth 1: exact marginal likelihood, half the weights", hidden=[4096], milliseconds=0.18),
+    _one(
+        "half",
+        "depth 1: exact marginal likelihood, half the weights",
+        conditioner="made:hidden=4096",
+        milliseconds=0.18,
+    ),
     _entropy(1, 0.25),
     _code(2, "3x7", seeds=3, milliseconds=0.8),
     _code(4, "3x7", milliseconds=0.5),
@@ -280,7 +294,14 @@ _LEARNED: tuple[DepthRow, ...] = (
         "learned base: two hidden layers of 4,096",
         "autoregressive",
         "learned",
-        {**_ORDERED, **_PLAIN, "hidden": [4096, 4096], "lr": 1e-3, "weight_decay": 0.05, "average": 0.9995},
+        {
+            **_ORDERED,
+            **_PLAIN,
+            "conditioner": "made:hidden=4096+4096",
+            "lr": 1e-3,
+            "weight_decay": 0.05,
+            "average": 0.9995,
+        },
         milliseconds=0.5,
     ),
     DepthRow(
@@ -288,7 +309,7 @@ _LEARNED: tuple[DepthRow, ...] = (
         "learned base: a mixture of four orderings, one hidden layer of 4,096 each",
         "autoregressive",
         "learned",
-        {**_ORDERED, **_PLAIN, "hidden": [4096], "mixture": "4", "weight_decay": 0.05},
+        {**_ORDERED, **_PLAIN, "conditioner": "made:hidden=4096", "mixture": "4", "weight_decay": 0.05},
         milliseconds=0.9,
     ),
     DepthRow(
@@ -305,9 +326,6 @@ _LEARNED: tuple[DepthRow, ...] = (
 # ---- couplings ----
 
 _COUPLED: Recipe = {
-    "conditioner": "coupling",
-    "base": "learned",
-    "hidden": [1024],
     "batch_size": 512,
     "lr": 2e-3,
     "epochs": 40,
@@ -335,7 +353,7 @@ def _coupled(name: str, title: str, mask: str, depth: int, cost: float, **change
         f"couplings, {words}, depth {depth}: {title}",
         "coupling",
         f"{mask}, {name}",
-        {**_COUPLED, "layers": depth, "mask": mask, **changes},
+        {**_COUPLED, "layers": depth, "conditioner": f"coupling:mask={mask}", **changes},
         samples=_FEWER_SAMPLES,
         milliseconds=round(0.1 + 1.15 * cost * depth, 3),
     )
@@ -349,7 +367,7 @@ def _posterior(mask: str, depth: int) -> DepthRow:
         depth,
         0.08 + 0.006 * depth,
         posterior="diagonal",
-        p0=0.999999,
+        base="learned:p0=0.999999",
         estimator="full-posterior:sum_last=true",
     )
 

@@ -21,7 +21,7 @@ from research.runner import Experiment
 from xorflow import FactorisedBase, LatentFlow, Mixture, evaluate
 from xorflow.data import Dataset, Split
 from xorflow.flows import with_base
-from xorflow.training import Options, refitted
+from xorflow.training import BASES, CONDITIONERS, Options, refitted
 
 DEPTH_COUNTS = 0.001
 """A layer that flips a smaller part of the pixels than this is no depth."""
@@ -179,10 +179,10 @@ def _planned(row: DepthRow) -> dict[str, Any]:
         "title": row.title,
         "family": row.family,
         "series": row.series,
-        "base": "fixed" if row.rebased else options.base,
+        "base": "fixed" if row.rebased else BASES.read(options.base).name,
         "depth": row.depth,
         "estimator": options.estimator,
-        "ordering": options.mask if coupled else options.order,
+        "ordering": CONDITIONERS.read(options.conditioner)["mask"] if coupled else options.order,
         "flow": row.flow,
         "rebased": row.rebased,
         "init": row.init,

@@ -11,13 +11,14 @@ import torch
 
 from research import results
 from research.estimators.files import file_name, open_study, read_named, write_plan
-from research.estimators.models import StudyBudget, image_options, make_data
+from research.estimators.models import StudyBudget, hidden_units, image_options, make_data, posterior_of
 from research.estimators.names import default_estimators
 from research.estimators.study import StudyRequest
 from xorflow import ConfigError, ModelError
 from xorflow.data import Dataset
 from xorflow.estimators import FullPosterior
 from xorflow.training import (
+    POSTERIORS,
     Job,
     JobObserver,
     Options,
@@ -30,7 +31,6 @@ from xorflow.training import (
 )
 
 _DEPTHS = (1, 2)
-_POSTERIOR = "mlp"
 _UNUSED = ("analytic:objective=elbo",)
 """The same gradient as `full-posterior:sum_last=true`, which is trained."""
 
@@ -85,7 +85,7 @@ class TrainingComparison:
         return self._images.replace(
             layers=depth,
             order="alternating" if depth > 1 else "natural",
-            posterior=_POSTERIOR if _needs_posterior(text) else "none",
+            posterior=posterior_of(budget.hidden) if _needs_posterior(text) else "none",
             estimator=text,
             epochs=budget.compared_epochs,
             validation=0.0,
@@ -162,8 +162,8 @@ class TrainingComparison:
             "id": f"training.depth-{depth}.{text}",
             "depth": depth,
             "estimator": text,
-            "posterior": options.posterior,
-            "hidden": list(options.hidden),
+            "posterior": POSTERIORS.read(options.posterior).name,
+            "hidden": list(hidden_units(options)),
             "batch_size": options.batch_size,
             "lr": options.lr,
             **found,

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from research.budgets import Budget
+from research.budgets import Budget, narrowed
 from research.files import Variant
 from xorflow import ConfigError
-from xorflow.training import RECIPES, Options
+from xorflow.training import CONDITIONERS, RECIPES, Options
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,9 @@ STRONG_BUDGETS: tuple[Budget, ...] = (
 
 
 def _tiny(options: Options, epochs: int) -> dict[str, Any]:
+    network = CONDITIONERS.read(narrowed(CONDITIONERS, options.conditioner, 16))
     return {
-        "hidden": [min(16, width) for width in options.hidden],
-        "width": None if options.width is None else 16,
-        "blocks": None if options.blocks is None else 1,
-        "heads": 2,
+        "conditioner": str(network.having(width=16, depth=1, heads=2)),
         "skip": 0.05 if options.skip else 0.0,  # of few images
         "warmup": 1,
         "epochs": epochs,

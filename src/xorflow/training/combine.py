@@ -11,6 +11,7 @@ import torch
 
 from xorflow.errors import CheckpointError, ConfigError, ModelError
 from xorflow.flows import LatentFlow, Mixture
+from xorflow.training.config import OF_DATA, Options
 from xorflow.training.devices import resolve_device
 from xorflow.training.folder import (
     difference_of_data,
@@ -19,7 +20,6 @@ from xorflow.training.folder import (
     require_free,
     write_config,
 )
-from xorflow.training.options import OF_DATA, Options
 from xorflow.training.results import report
 from xorflow.training.run import Run, open_run
 from xorflow.training.step import Trainable
@@ -126,6 +126,6 @@ def _require_same_data(runs: Sequence[Run]) -> None:
         if run.data_format != first.data_format:
             raise ConfigError(
                 f"runs on the same data are combined, and those of {run.folder} are not those of {first.folder}: the "
-                f"{difference_of_data(run.data_format, first.data_format)} is different; give the same --data, --validation, "
-                "--test, --data-seed and --label to all"
+                f"{difference_of_data(run.data_format, first.data_format)} is different; give the same data, validation, test, "
+                "data_seed and label to all"
             )

@@ -17,8 +17,8 @@ from xorflow._cuda.steps import Engine, StepNumber
 from xorflow.data import Split
 from xorflow.estimators import Estimator
 from xorflow.flows import LatentFlow
+from xorflow.training.config import Options
 from xorflow.training.devices import default_generator
-from xorflow.training.options import Options
 from xorflow.training.precision import tf32_matmul
 from xorflow.training.step import Step, learning_rate
 

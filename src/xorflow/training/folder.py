@@ -9,7 +9,7 @@ from typing import Any
 from xorflow.data import Dataset
 from xorflow.errors import CheckpointError, ConfigError
 from xorflow.training.build import build_data
-from xorflow.training.options import CONFIG_VERSION, Options, check_version
+from xorflow.training.config import CONFIG_VERSION, Options, check_version
 from xorflow.training.specs import flow_to_spec
 from xorflow.training.step import Trainable
 from xorflow.training.storage import read_json, write_bytes, write_json

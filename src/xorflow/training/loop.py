@@ -29,12 +29,12 @@ from xorflow.training.checkpoint import (
     restore_optimiser,
     save_snapshot,
 )
+from xorflow.training.config import Options
 from xorflow.training.devices import default_generator, resolve_device
 from xorflow.training.engine import Engine, Machinery, choose_engine, has_dropout, say_not_captured
 from xorflow.training.failure import where_not_finite
 from xorflow.training.metrics import MetricsLog
 from xorflow.training.optimiser import make_optimiser
-from xorflow.training.options import Options
 from xorflow.training.precision import bf16_autocast, tf32_matmul
 from xorflow.training.step import Step, Trainable, learning_rate
 
@@ -83,7 +83,7 @@ class Trainer:
         if estimator.takes_soft_targets and not dataset.train.stochastic:
             raise ConfigError(
                 "soft_targets is for images whose grey values are binarised afresh, as MNIST's are, and these data are fixed; "
-                "leave soft_targets out of --estimator"
+                "leave soft_targets out of the estimator"
             )
         self.options = options
         self.run_folder = run
@@ -344,7 +344,7 @@ class Trainer:
         kept = f"; the last good checkpoint is kept in {self.run_folder}" if saved else ""
         raise TrainingError(
             f"{what} is not finite at step {step} (epoch {-(-step // self.steps_per_epoch)}){where}{kept}: "
-            "train again into another folder with a smaller --lr, or with --clip 1"
+            "train again into another folder with a smaller lr, or with clip=1"
         )
 
     # ---- saving and restoring ----

@@ -19,13 +19,16 @@ from xorflow.errors import CheckpointError, ConfigError, DataError, ModelError
 from xorflow.estimators import Estimator, MaximumLikelihood
 from xorflow.flows import LatentFlow
 from xorflow.training import recipes
-from xorflow.training.build import (
-    build_data,
-    build_estimator,
-    build_flow,
-    estimator_text,
-)
+from xorflow.training.build import build_data, build_estimator, build_flow
 from xorflow.training.checkpoint import drop_snapshots
+from xorflow.training.config import (
+    HARMLESS,
+    INITS,
+    OF_A_MODEL,
+    OF_DATA,
+    Options,
+    options_of_config,
+)
 from xorflow.training.devices import check_precision, out_of_memory_as_error, resolve_device
 from xorflow.training.folder import (
     data_of_run,
@@ -38,14 +41,7 @@ from xorflow.training.init import init_from_data, init_from_flow
 from xorflow.training.loop import Observer, Trainer
 from xorflow.training.metrics import require_tensorboard
 from xorflow.training.muon import hidden_matrices
-from xorflow.training.options import (
-    HARMLESS,
-    INITS,
-    OF_A_MODEL,
-    OF_DATA,
-    Options,
-    options_of_config,
-)
+from xorflow.training.registry import BASES, CONDITIONERS, ESTIMATORS
 from xorflow.training.results import independent_nll, report
 from xorflow.training.specs import flow_from_spec, flow_to_spec
 from xorflow.training.step import Trainable
@@ -54,10 +50,11 @@ from xorflow.training.storage import TEMPORARY, load_tensors, save_tensors, writ
 
 def remedy_for(options: Options) -> str:
     """Which options lower the need of memory."""
-    if options.conditioner in ("transformer", "recurrent"):
-        wide = ", --width, --blocks or --reach" if options.reach else ", --width or --blocks"
-        return f"raise --accumulate, or lower --batch-size{wide}"
-    return "lower --batch-size or --hidden"
+    call = CONDITIONERS.read(options.conditioner)
+    if "hidden" in call.defaults:
+        return "lower batch_size, or hidden of the conditioner"
+    wide = "width, depth or reach" if call.settings.get("reach") else "width or depth"
+    return f"raise accumulate, or lower batch_size, or {wide} of the conditioner"
 
 
 _SEEDED = threading.Lock()
@@ -94,7 +91,7 @@ def fit(
     clash = [name for name in options if name in OF_DATA + OF_A_MODEL]
     if clash:
         raise ConfigError(f"fit() trains the flow on the data it is given: {clash[0]} means nothing here")
-    chosen = Options(data=data.name, layers=None, init=init, estimator=estimator_text(estimator)).replace(
+    chosen = Options(data=data.name, layers=None, init=init, estimator=ESTIMATORS.text(estimator)).replace(
         **options
     )
     _check(chosen, estimator, flow, data)
@@ -180,19 +177,19 @@ def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dat
     admitted = estimator.admit(flow)
     if options.compile and not attention_stacks(flow):
         raise ConfigError(
-            "--compile compiles the blocks of transformers, and this model has none; leave it out, or give --no-compile beside "
-            "a recipe that has it"
+            "compile is of the blocks of transformers, and this model has none; leave it out, or set compile=false beside a "
+            "recipe that has it"
         )
     if options.optimiser == "muon" and not hidden_matrices(flow):
         raise ConfigError(
-            "--optimiser muon is for matrices within transformers and recurrent networks, and this model has none; choose adamw"
+            "optimiser=muon is for matrices within transformers and recurrent networks, and this model has none; choose adamw"
         )
     if options.accumulate > 1:
         estimator.prepare(admitted)
         if any(True for _ in estimator.parameters()):
             raise ConfigError(
-                f"estimator {options.estimator!r} learns from the gradient of the whole batch, which --accumulate never has at "
-                "once; leave --accumulate out"
+                f"estimator {options.estimator!r} learns from the gradient of the whole batch, which accumulate never has at "
+                "once; leave accumulate out"
             )
     if options.tensorboard:
         require_tensorboard()
@@ -311,11 +308,11 @@ def _initialise(options: Options, flow: Trainable, dataset: Dataset) -> None:
     if options.init not in INITS:
         run = Path(options.init)
         if not run.is_dir():
-            raise ConfigError(f"--init names the folder of a finished run, and there is no folder {run}")
+            raise ConfigError(f"init names the folder of a finished run, and there is no folder {run}")
         before, what = open_run(run).latent, f"the run in {run}"
         if not isinstance(flow, LatentFlow):
-            raise ConfigError("--init RUN is for a single flow, and this is a mixture; leave it out")
-        init_from_flow(flow, before, what, keep_base=options.p0 is not None)
+            raise ConfigError("init=RUN is for a single flow, and this is a mixture; leave it out")
+        init_from_flow(flow, before, what, keep_base="p0" in BASES.read(options.base).settings)
 
 
 def _fresh_flow(options: Options, dataset: Dataset, model: dict | None) -> Trainable:
@@ -380,14 +377,14 @@ def worse_than_independent(
     if figures is None or independent is None or figures["nll"] <= independent:
         return None
     exact = figures["kind"] == "exact"
-    ways = ["train longer (--epochs)"]
-    ways += [] if options.base == "learned" else ["let the base learn (--base learned)"]
-    ways += [] if options.init == "data" else ["begin at independent columns (--init data)"]
-    ways += [] if exact else ["evaluate with more samples (--evaluation-samples), for a bound may be loose"]
+    ways = ["train longer (epochs)"]
+    ways += [] if options.base.startswith("learned") else ["let the base learn (base=learned)"]
+    ways += [] if options.init == "data" else ["begin at independent columns (init=data)"]
+    ways += [] if exact else ["evaluate with more samples (evaluation_samples), for a bound may be loose"]
     ways += (
         []
         if options.estimator.startswith("maximum-likelihood")
-        else ["train by --estimator maximum-likelihood"]
+        else ["train by estimator=maximum-likelihood"]
     )
     return (
         f"this model {'has' if exact else 'has at most'} {figures['nll']:.2f} nats, and independent columns have "

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from xorflow.errors import ConfigError
 from xorflow.estimators import Estimator
 from xorflow.flows import LatentFlow, Mixture
-from xorflow.training.options import Options
+from xorflow.training.config import Options
 
 Trainable = LatentFlow | Mixture
 """What a run trains."""
