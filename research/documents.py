@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from research import option_tables
 from research.depth import table as depth
 from research.estimators import page as estimators
 from research.paper import page as paper
@@ -84,6 +85,7 @@ DOCUMENTS: dict[str, dict[str, Block]] = {
         "fixed": _depths("fixed"),
         "learned": _depths("learned"),
     },
+    "docs/options.md": option_tables.BLOCKS,
     "docs/which_estimator.md": {
         "best": estimators.best_block,
         "objectives": estimators.objectives_block,

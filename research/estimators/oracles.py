@@ -97,7 +97,7 @@ def require_oracle(flow: LatentFlow) -> None:
     raise Intractable(
         "a study compares gradients with exact ones, and this model has none: its last layer sees its own u, so that it cannot "
         f"be summed out, and 2^{math.log2(terms):.0f} choices exceed the limit of 2^{math.log2(ENUMERATION_LIMIT):.0f} for "
-        "enumeration; study a model without --own, or one with fewer features"
+        "enumeration; study a model without own=true, or one with fewer features"
     )
 
 

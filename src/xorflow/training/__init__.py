@@ -1,5 +1,6 @@
 """Training: options, the loop, checkpoints, and runs as folders."""
 
+from xorflow.training import values
 from xorflow.training.build import build_data, build_estimator, build_flow
 from xorflow.training.checkpoint import Progress
 from xorflow.training.combine import combine_runs, mixture_of
@@ -85,4 +86,5 @@ __all__ = [
     "tf32_matmul",
     "train_run",
     "untrained",
+    "values",
 ]

@@ -115,7 +115,7 @@ class Option:
 
 def _short(number: float) -> str:
     """A limit as a person writes it."""
-    power = math.log2(number) if number > 0 else 0
+    power = math.log2(number) if number > 0 else 0.0
     return f"2^{int(power)}" if power > 20 and power.is_integer() else f"{number:g}"
 
 
@@ -175,7 +175,7 @@ class Options:
     layers: int | None = _model(
         1, "the depth", least=1, below=_COUNT, needs=_outside_mixtures(_ONE_LAYER), flag=True
     )
-    conditioner: str = _model("made", "of each layer", registry=CONDITIONERS, flag=True)
+    conditioner: str = _model("made", "the network of each layer", registry=CONDITIONERS, flag=True)
     skip: float = _model(
         0.0,
         "no step is taken for features that have another value than their usual one in at most this share of rows; 0: all "
@@ -221,7 +221,7 @@ class Options:
     )
     estimator: str = _training(
         "maximum-likelihood",
-        "of the gradient",
+        "how the gradient is estimated",
         registry=ESTIMATORS,
         flag=True,
     )
