@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from research import results
-from research.command import RESULTS
-from research.depth import command as depth
-from research.depth.table import write_depth
+from research.command import RESULTS, command_of, print_error
+from research.depth.study import DEPTH
 from research.documents import update_documents
 from research.estimators import command as estimators
 from research.estimators.table import write_study
-from research.paper import command as paper
-from research.paper.table import write_paper
-from research.strong import command as strong
-from research.strong.table import write_strong
+from research.paper.study import PAPER
+from research.strong.study import STRONG
 from xorflow import UserError
 
 _CLICK_EXCEPTION: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """What the parser raises: of the package click, or of the copy of it that newer versions of typer carry."""
 
-_WRITERS = {"paper": write_paper, "depth": write_depth, "estimators": write_study, "strong": write_strong}
+EXPERIMENTS = (PAPER, DEPTH, STRONG)
 
 app = typer.Typer(
     name="research",
@@ -36,16 +32,23 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="What the library was tried on: the paper's table, depth, gradient estimators, strong conditioners.",
 )
-app.command("paper", epilog=paper.EXAMPLES)(paper.paper)
-app.command("depth", epilog=depth.EXAMPLES)(depth.depth)
-app.command("estimators", epilog=estimators.EXAMPLES)(estimators.estimators)
-app.command("strong", epilog=strong.EXAMPLES)(strong.strong)
+
+
+def _epilog(examples: Sequence[str]) -> str:
+    end = "The same command again goes on with what is not finished."
+    return "\n\n".join(("[bold]Examples[/bold]", *(f"python -m research {text}" for text in examples), end))
+
+
+for experiment in EXPERIMENTS:
+    app.command(experiment.name, epilog=_epilog(experiment.examples))(command_of(experiment))
+app.command("estimators", epilog=_epilog(estimators.EXAMPLES))(estimators.estimators)
 
 
 @app.command("tables")
 def tables(folder: Path = RESULTS) -> None:
     """Pack the records of all studies, and make their tables and pictures from them."""
-    for name, write in _WRITERS.items():
+    writers = {experiment.name: experiment.write for experiment in EXPERIMENTS} | {"estimators": write_study}
+    for name, write in writers.items():
         if results.exists(folder / name / "plan.json"):
             results.pack(folder / name)
             write(folder / name)
@@ -64,18 +67,14 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = app(arguments, standalone_mode=False)
     except UserError as error:
-        sys.exit(_fail(str(error)))
+        print_error(str(error))
+        code = 2
     except _CLICK_EXCEPTION as error:
-        sys.exit(_fail(error.format_message()))
+        print_error(error.format_message())
+        code = 2
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
+        code = 130
     sys.exit(code or 0)
-
-
-def _fail(message: str) -> int:
-    words = Text.assemble(("error: ", "bold red"), " ".join(message.split()))
-    Console(stderr=True).print(words, soft_wrap=True, highlight=False)
-    return 2
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from research.results import write_bytes
 from xorflow import ConfigError, data
+from xorflow.data import Split
 from xorflow.training import CONDITIONERS, POSTERIORS, Options, Registry
 
 Phase = Literal["select", "final"]
@@ -26,10 +27,10 @@ class Budget:
     Attributes:
         name: by which the command line knows it.
         words: what its figures are.
-        seeds: how many, unless the command line says otherwise.
+        seeds: how many a row has at most, unless the command line says otherwise.
         samples: S of the importance-sampled bound.
         rows: how many images of a part the bound is computed on; None for all.
-        changes: the options that differ from a row's recipe.
+        changes: the options that differ from a row's recipe; None if none does.
         validation: how many images validate while selecting.
         digits: whether the data are a few small digits, made for the purpose, instead of MNIST.
     """
@@ -39,21 +40,27 @@ class Budget:
     seeds: int
     samples: int
     rows: int | None
-    changes: Callable[[Options], dict[str, Any]]
+    changes: Callable[[Options], dict[str, Any]] | None = None
     validation: int = 10_000
     digits: bool = False
 
     def options(self, recipe: Options, phase: Phase, digits: Path) -> Options:
         """The options of a phase; `digits` is where a budget's own data lie, if it has any."""
         validation = float(self.validation if phase == "select" else 0)
-        own = {"data": str(digits), "test": float(_DIGITS_TEST)} if self.digits else {}
-        return recipe.replace(**self.changes(recipe), validation=validation, **own)
+        changes = self.changes(recipe) if self.changes else {}
+        if self.digits:
+            changes |= {"data": str(digits), "test": float(_DIGITS_TEST)}
+        return recipe.replace(**changes, validation=validation)
+
+    def limited(self, split: Split) -> Split:
+        """The rows of a part of the data that are evaluated."""
+        return split if self.rows is None or self.rows >= len(split) else split.subset(self.rows)
 
 
 def narrowed(registry: Registry, text: str, width: int) -> str:
     """A network with no hidden layer wider than that."""
     call = registry.read(text)
-    widths = [min(width, own) for own in call["hidden"]] if "hidden" in call.defaults else []
+    widths = [min(width, hidden) for hidden in call["hidden"]] if "hidden" in call.defaults else []
     return str(call.having(hidden=widths))
 
 
@@ -73,7 +80,7 @@ BUDGETS: tuple[Budget, ...] = (
     Budget(
         name="smoke",
         words="Smoke test on a few hundred digits of 8 x 8 pixels: that everything runs, and nothing about the models.",
-        seeds=2,
+        seeds=1,
         samples=8,
         rows=None,
         changes=lambda options: _narrow(options, 16, 2) | {"batch_size": 50},
@@ -94,37 +101,28 @@ BUDGETS: tuple[Budget, ...] = (
         seeds=3,
         samples=1000,
         rows=None,
-        changes=lambda options: {},  # noqa: ARG005
     ),
 )
 
 
-class Named(Protocol):
-    """What has a name."""
-
-    @property
-    def name(self) -> str: ...
-
-
-def find_budget(name: str, among: Sequence[Named] = BUDGETS) -> Any:
+def find_budget(name: str, among: Sequence[Any] = BUDGETS) -> Any:
     """A budget by its name."""
-    found = next((budget for budget in among if budget.name == name), None)
-    if found is None:
-        raise ConfigError(f"--budget is one of {', '.join(b.name for b in among)}; got {name!r}")
-    return found
+    for budget in among:
+        if budget.name == name:
+            return budget
+    raise ConfigError(f"--budget is one of {', '.join(budget.name for budget in among)}; got {name!r}")
 
 
 def write_digits(path: Path) -> None:
     """A few training images of MNIST, every second pixel of their middle, binarised once."""
-    grey = data.mnist(validation=0).train.values[:_DIGITS].reshape(-1, 28, 28).numpy()
     kept = slice(_DIGITS_MARGIN, _DIGITS_MARGIN + 2 * _DIGITS_SIDE, 2)
-    middle = grey[:, kept, kept]
-    array = data.binarise(np.ascontiguousarray(middle.reshape(len(middle), -1)), seed=0, stream=0)
-    write_array(path, array.reshape(-1, _DIGITS_SIDE, _DIGITS_SIDE))
+    write_images(path, _DIGITS, lambda grey: grey[:, kept, kept])
 
 
-def write_array(path: Path, array: np.ndarray) -> None:
-    """A .npy file."""
+def write_images(path: Path, count: int, cut: Callable[[np.ndarray], np.ndarray]) -> None:
+    """A .npy file of what is cut out of some training images of MNIST, binarised once."""
+    grey = cut(data.mnist(validation=0).train.values[:count].reshape(-1, 28, 28).numpy())
+    array = data.binarise(np.ascontiguousarray(grey.reshape(len(grey), -1)), seed=0, stream=0)
     buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
+    np.save(buffer, array.reshape(grey.shape), allow_pickle=False)
     write_bytes(path, buffer.getvalue())

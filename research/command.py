@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from research.display import RunsDisplay
-from research.runner import Request, Runner
+from research.budgets import find_budget
+from research.display import Display, Planned
+from research.experiment import Experiment, Request
+from research.rows import chosen
+from research.runner import Runner
+from research.tables import terminal_table
 from xorflow.training import Interrupted, Outcome
 
 RESULTS, WORK = Path("research/results"), Path("runs")
-T = TypeVar("T")
 
 Rows = Annotated[
     str | None, typer.Option(help="Rows of the table, with commas; * stands for any letters. By default all.")
@@ -35,54 +35,88 @@ Jobs = Annotated[int, typer.Option(help="How many runs at once.")]
 Out = Annotated[Path, typer.Option(help="Folder of the results.")]
 Work = Annotated[Path, typer.Option(help="Folder of the runs: weights and checkpoints.")]
 
-
-def train(context: typer.Context, request: Request) -> list[Outcome]:
-    """Make all runs of a request, with progress."""
-    runner = Runner(request)
-    display = RunsDisplay(Console(stderr=True), runner.planned)
-    return guarded(context, display, lambda: runner.run(display))
+BOUNDS = "Negative log-likelihood of the test data, in nats (lower is better); * is a bound"
 
 
-def guarded(context: typer.Context, display: Any, work: Callable[[], T]) -> T:
+def command_of(experiment: Experiment) -> Callable[..., None]:
+    """The command of an experiment: trains its rows, and shows their figures."""
+
+    def command(
+        context: typer.Context,
+        rows: Rows = None,
+        seeds: Seeds = None,
+        budget: BudgetName = "full",
+        device: Device = "auto",
+        jobs: Jobs = 1,
+        out: Out = RESULTS / experiment.name,
+        work: Work = WORK / experiment.name,
+    ) -> None:
+        size, wanted = find_budget(budget, experiment.budgets), chosen(rows, experiment.rows)
+        runner = Runner(Request(experiment, wanted, size, out, work, seeds, device, jobs))
+        outcomes = carry_out(context, runner)
+        show(experiment, experiment.write(out), Console())
+        for name in runner.waiting():
+            typer.echo(f"{name} waits for the weights of its parts in {work}")
+        conclude(out, outcomes)
+
+    command.__doc__ = experiment.summary
+    return command
+
+
+def show(experiment: Experiment, table: dict[str, Any], console: Console) -> None:
+    """The essence of a table: for each row its likelihoods."""
+    if table["rows"]:
+        console.print(table["words"], style="bold")
+        console.print(BOUNDS)
+        console.print(terminal_table(experiment.columns, map(experiment.cells, table["rows"])))
+
+
+class Undertaking(Protocol):
+    """Work of many pieces, of which those that are done are kept."""
+
+    @property
+    def planned(self) -> Sequence[Planned]: ...
+
+    def run(self, observer: Display) -> Sequence[Outcome]: ...
+
+
+def carry_out(context: typer.Context, undertaking: Undertaking) -> Sequence[Outcome]:
     """Work with its progress shown; after Ctrl-C, what to type to go on."""
     try:
-        with display:
-            return work()
+        with Display(Console(stderr=True), undertaking.planned) as display:
+            return undertaking.run(display)
     except Interrupted:
-        _stopped("stopped and saved; continue with", context)
+        stopped = "stopped and saved; continue with"
     except KeyboardInterrupt:
-        _stopped("stopped; continue from the last checkpoints with", context, at_once=display.stopping)
+        stopped = "stopped; continue from the last checkpoints with"
+    typer.echo(f"{stopped}: {command_again(context)}", err=True)
+    raise typer.Exit(130)
 
 
-def _stopped(words: str, context: typer.Context, *, at_once: bool = False) -> NoReturn:
-    typer.echo(f"{words}: {command_again(context)}", err=True)
-    if at_once:
-        sys.stderr.flush()
-        # an ordinary exit would wait for runs that are threads; what they write is whole or not there
-        os._exit(130)
-    raise typer.Exit(130) from None
-
-
-def complain(failures: Iterable[str]) -> None:
-    """Say what failed, and exit with 2 if anything did."""
-    errors = Console(stderr=True)
-    lines = [*failures]
-    for line in lines:
+def conclude(out: Path, outcomes: Iterable[Outcome]) -> None:
+    """Say where the results are and what failed, and exit with 2 if anything did."""
+    typer.echo(f"results  {out / 'table.md'}, {out / 'table.json'}")
+    pictures = ", ".join(map(str, sorted(out.glob("*.png"))))
+    if pictures:
+        typer.echo(f"pictures {pictures}")
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    for outcome in failed:
         # runs are continued by the command that made them, which here is not `xorflow train`
-        words = line.replace("continue it with --resume", "give the same command again")
-        errors.print(Text.assemble(("error: ", "bold red"), words), soft_wrap=True, highlight=False)
-    if lines:
+        error = str(outcome.error).replace("continue it with --resume", "give the same command again")
+        print_error(f"{outcome.job.name}, seed {outcome.job.options.seed}: {error}")
+    if failed:
         raise typer.Exit(2)
 
 
-def failures(outcomes: Iterable[Outcome]) -> list[str]:
-    """What became of the runs that failed, a line for each."""
-    return [f"{o.job.name}, seed {o.job.options.seed}: {o.error}" for o in outcomes if o.error is not None]
+def print_error(text: str) -> None:
+    """One line on standard error."""
+    line = Text.assemble(("error: ", "bold red"), " ".join(text.split()))
+    Console(stderr=True).print(line, soft_wrap=True, highlight=False)
 
 
 def command_again(context: typer.Context) -> str:
     """What was typed, to be typed again."""
-    words = ["python", "-m", "research", str(context.info_name)]
+    typed = ["python", "-m", "research", str(context.info_name)]
     for parameter in context.command.params:
         name = str(parameter.name)
         source = context.get_parameter_source(name)
@@ -91,38 +125,5 @@ def command_again(context: typer.Context) -> str:
         value = context.params[name]
         for item in value if isinstance(value, list) else [value]:
             flag = [] if parameter.param_type_name == "argument" else [parameter.opts[0]]
-            words += flag if item is True else [*flag, str(item)]
-    return shlex.join(words)
-
-
-def show(
-    title: str,
-    note: str,
-    columns: Sequence[str],
-    lines: Iterable[Sequence[str]],
-    console: Console | None = None,
-) -> None:
-    """The essence of a table: a row's name, then figures."""
-    console = console or Console()
-    console.print(title, style="bold")
-    console.print(note)
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("row", overflow="ellipsis", no_wrap=True)
-    for name in columns:
-        shown.add_column(name, justify="right", no_wrap=True)
-    for name, *cells in lines:
-        shown.add_row(Text(name), *cells)
-    console.print(shown)
-
-
-BOUNDS = "Negative log-likelihood of the test data, in nats (lower is better); * is a bound"
-
-
-def one(value: float | None) -> str:
-    """One digit after the point, or a dash."""
-    return "-" if value is None else f"{value:.1f}"
-
-
-def marked(value: float, kind: str) -> str:
-    """A likelihood; a star says that it is a bound."""
-    return one(value) + (" " if kind == "exact" else "*")
+            typed += flag if item is True else [*flag, str(item)]
+    return shlex.join(typed)

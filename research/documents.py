@@ -5,21 +5,29 @@ A block `name` of a Markdown file lies between the lines `<!-- name:begin -->` a
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from research import option_tables
-from research.depth import table as depth
-from research.estimators import page as estimators
-from research.paper import page as paper
-from research.results import full_table, line, write_bytes
-from research.strong import table as strong
+from research.depth.table import part_table
+from research.estimators import table as estimators
+from research.estimators.training_table import objective_table
+from research.paper import table as paper
+from research.paper.published import PAPER_TABLE
+from research.results import parsed, write_bytes
+from research.strong.table import strong_tables
+from research.tables import markdown_table
 from xorflow import DataError
 
 Block = Callable[[Path], str]
 """From the folder of results to the Markdown of a block."""
+
+
+def _of(file: str, make: Callable[[dict[str, Any]], str]) -> Block:
+    """A block that is made from one file of the results."""
+    return lambda folder: make(parsed(folder / file))
 
 
 _BESIDE = ("MADE", "PixelCNN", "PixelSNAIL", "LMConv, eight orderings", "CR-NVAE")
@@ -28,68 +36,64 @@ _BESIDE = ("MADE", "PixelCNN", "PixelSNAIL", "LMConv, eight orderings", "CR-NVAE
 
 def reached_block(folder: Path) -> str:
     """What the library reaches beside others: exact figures from worst to best, then bounds."""
-    demo = json.loads((folder / "demo/result.json").read_text("utf-8"))
+    demo = parsed(folder / "demo/result.json")
     published = json.loads(Path(__file__).with_name("published.json").read_text("utf-8"))
-    test, best = demo["test"], min(row.nll for row in paper.PAPER_TABLE)
+    best = min(row.nll for row in PAPER_TABLE)
+    source = "frequencies of the training images"
     rows = [
-        (demo["independent_nll"], None, "exact", "independent pixels", "frequencies of the training images"),
-        (best, None, "bound", "the paper's best, on its fixed base", "Hesselink and Aziz, 2020"),
-        (
-            test["nll"],
-            test["stderr"],
-            test["kind"],
-            "MADE, one hidden layer of 1,024",
-            "**xorflow**, `make demo`",
-        ),
+        {"nll": demo["independent_nll"], "kind": "exact", "model": "independent pixels", "source": source},
+        {
+            "nll": best,
+            "kind": "bound",
+            "model": "the paper's best, on its fixed base",
+            "source": "Hesselink and Aziz, 2020",
+        },
+        demo["test"] | {"model": "MADE, one hidden layer of 1,024", "source": "**xorflow**, `make demo`"},
+        *(row for row in published if row["model"] in _BESIDE),
     ]
-    for row in full_table(folder, "strong")["rows"]:
+    for row in parsed(folder / "strong/table.json")["rows"]:
         if row["id"] != "made":  # the demo's network
-            source = f"**xorflow**, `{row['recipe']}`"
-            rows.append((row["nll"], row["stderr"], row["kind"], row["title"], source))
-    for row in published:
-        if row["model"] in _BESIDE:
-            rows.append((row["nll"], None, row["kind"], row["model"], row["source"]))
-    rows.sort(key=lambda row: (row[2] != "exact", -row[0]))
-    lines = ["| model | NLL, nats | kind | from |", "|---|---:|---|---|"]
-    for nll, error, kind, model, source in rows:
-        value = f"{nll:.2f}" if error is None else f"{nll:.2f} ± {error:.2f}"
-        lines.append(line([model, value, kind, source]))
-    return "\n".join(lines)
+            rows.append(row | {"model": row["title"], "source": f"**xorflow**, `{row['recipe']}`"})
+    rows.sort(key=lambda row: (row["kind"] != "exact", -row["nll"]))
+    return markdown_table("model | >NLL, nats | kind | from", map(_reached, rows))
 
 
-def data_block(folder: Path) -> str:
+def _reached(row: dict[str, Any]) -> list[str]:
+    error = f" ± {row['stderr']:.2f}" if row.get("stderr") is not None else ""
+    return [row["model"], f"{row['nll']:.2f}{error}", row["kind"], row["source"]]
+
+
+def data_table(demo: dict[str, Any]) -> str:
     """The sizes of bundled MNIST's parts, and SHA-256 of the draws that evaluate."""
-    data = json.loads((folder / "demo/result.json").read_text("utf-8"))["data"]
-    lines = ["| part | images | SHA-256 of the binarised pixels |", "|---|---:|---|"]
-    for part, rows in data["sizes"].items():
-        digest = data["sha256"].get(part)
-        lines.append(line([part, f"{rows:,}", f"`{digest}`" if digest else "drawn afresh for every batch"]))
-    return "\n".join(lines)
-
-
-def _depths(base: str) -> Block:
-    return functools.partial(depth.part_block, family="autoregressive", base=base)
+    digests = {part: f"`{digest}`" for part, digest in demo["data"]["sha256"].items()}
+    return markdown_table(
+        "part | >images | SHA-256 of the binarised pixels",
+        (
+            [part, f"{rows:,}", digests.get(part, "drawn afresh for every batch")]
+            for part, rows in demo["data"]["sizes"].items()
+        ),
+    )
 
 
 DOCUMENTS: dict[str, dict[str, Block]] = {
     "README.md": {"reached": reached_block},
-    "docs/data.md": {"data": data_block},
+    "docs/data.md": {"data": _of("demo/result.json", data_table)},
     "docs/results.md": {
-        "table": paper.table_block,
-        "meaning": paper.meaning_block,
-        "spread": paper.spread_block,
-        "posterior": paper.posterior_block,
+        "table": _of("paper/table.json", paper.main_table),
+        "meaning": _of("demo/result.json", paper.meaning_table),
+        "spread": _of("paper/table.json", paper.spread_table),
+        "posterior": _of("paper/table.json", paper.posterior_table),
     },
-    "docs/conditioners.md": {"strong": strong.strong_block},
+    "docs/conditioners.md": {"strong": _of("strong/table.json", strong_tables)},
     "docs/depth.md": {
-        "fixed": _depths("fixed"),
-        "learned": _depths("learned"),
+        "fixed": _of("depth/table.json", lambda table: part_table(table, "autoregressive", "fixed")),
+        "learned": _of("depth/table.json", lambda table: part_table(table, "autoregressive", "learned")),
     },
     "docs/options.md": option_tables.BLOCKS,
     "docs/which_estimator.md": {
-        "best": estimators.best_block,
-        "objectives": estimators.objectives_block,
-        "training": estimators.training_block,
+        "best": _of("estimators/table.json", estimators.best_table),
+        "objectives": _of("estimators/table.json", objective_table),
+        "training": _of("estimators/table.json", estimators.training_table),
     },
 }
 """By file, below the root of the project: its blocks."""

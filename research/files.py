@@ -1,42 +1,19 @@
-"""Which runs an experiment of many rows has, and whether the folder of its results is one."""
+"""Where the runs of an experiment leave what they found, and whether a folder is one of these."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from research import results
 from research.budgets import Budget, Phase
+from research.rows import TrainedRow, Variant
 from xorflow import CheckpointError, ConfigError
 from xorflow.training import HARMLESS, Options, read_metrics, read_result
 
-Variant = Literal["ours", "improved"]
-VARIANTS: tuple[Variant, ...] = ("ours", "improved")
-Recipe = Mapping[str, Any]
-"""Training options, by name; what is left out has its default."""
-
 _KEYS = ("budget", "row", "phase", "evaluation")
-
-
-class TrainedRow(Protocol):
-    """What an experiment asks of a row that is trained.
-
-    Attributes:
-        id: its name on the command line and in files.
-        metric: by which likelihood of validation data its seeds are compared.
-        flow: which model the row is about: the one bijection, or the distribution over bijections.
-    """
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def metric(self) -> Literal["greedy", "likelihood"]: ...
-    @property
-    def flow(self) -> Literal["deterministic", "latent"]: ...
-    def recipe(self, variant: Variant) -> Recipe | None: ...
-    def options(self, variant: Variant) -> Options: ...
 
 
 @dataclass(frozen=True)
@@ -50,6 +27,11 @@ class RunName:
 
     def __str__(self) -> str:
         return f"{self.row.id}.{self.variant}.seed{self.seed}.{self.phase}"
+
+    @property
+    def part(self) -> str:
+        """On which part of its data it is evaluated."""
+        return "validation" if self.phase == "select" else "test"
 
     def file(self, out: Path) -> Path:
         return out / "runs" / f"{self}.json"
@@ -106,25 +88,29 @@ def _require_budget(where: Path, held: Mapping[str, Any], budget: Budget) -> Non
 
 
 def _name(run: Mapping[str, Any]) -> str:
-    own = f".{run['variant']}.seed{run['seed']}.{run['phase']}" if "variant" in run else ""
-    return f"{run['row']}{own}"
+    which = f".{run['variant']}.seed{run['seed']}.{run['phase']}" if "variant" in run else ""
+    return f"{run['row']}{which}"
 
 
-def read_finished(
-    name: RunName, out: Path, config: Mapping[str, Any], *, but: tuple[str, ...] = (), command: str = "paper"
-) -> dict[str, Any] | None:
-    """What a finished run found, or None; it must have been made with these options, `but` some."""
+def require_same(
+    held: Mapping[str, Any], wanted: Mapping[str, Any], made: str, remedy: str, but: tuple[str, ...] = ()
+) -> None:
+    """Refuse what was made with other options, `but` some and those that do no harm."""
+    for key, value in wanted.items():
+        if key not in (*HARMLESS, *but) and held[key] != value:
+            raise ConfigError(f"{made} with {key} {held[key]!r}, and the row now says {value!r}: {remedy}")
+
+
+def read_finished(name: RunName, out: Path, config: Mapping[str, Any], command: str) -> dict[str, Any] | None:
+    """The record of a finished run, or None; it must have been made with these options, but for the length of a final run."""
     path = name.file(out)
     if not results.exists(path):
         return None
     run = results.read(path, command, (*_KEYS, "config"))
     held = Options().to_json() | run["config"]  # an option that is newer than the file had its default
-    for key, value in config.items():
-        if key not in (*HARMLESS, "data", *but) and held[key] != value:
-            raise ConfigError(
-                f"{path} was made with {key} {held[key]!r}, and the row now says {value!r}: "
-                "remove that record, or choose another --out"
-            )
+    but = ("data", "epochs") if name.phase == "final" else ("data",)
+    remedy = "remove that record, or choose another --out"
+    require_same(held, config, f"{path} was made", remedy, but)
     return run
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from research.results import line
+from research.tables import markdown_table
 from xorflow.training import (
     BASES,
     CONDITIONERS,
@@ -20,55 +20,52 @@ from xorflow.training import (
     values,
 )
 
-_TOO_MANY = 2**31
-"""A limit that only slips of the finger pass is not worth a word."""
+_NOT_SAID = 2**31
+"""A limit that only slips of the finger pass."""
 
 
 def group_block(folder: Path, group: str) -> str:
     """The options of a group."""
     del folder
-    lines = ["| option | values | default | |", "|---|---|---|---|"]
+    rows = []
     for name, option in OPTIONS.items():
         if option.group == group:
-            ends = [
-                words for words, _ in option.limits() if option.below != _TOO_MANY or "below" not in words
+            limits = [
+                words for words, _ in option.limits() if option.below != _NOT_SAID or "below" not in words
             ]
-            kinds = "a name, see below" if option.registry else values.expected(option.type)
-            needs = "".join(f"; only if {need}" for need in option.needs)
-            rule = ", ".join([kinds, *ends])
-            lines.append(line([f"`{name}`", rule, f"`{values.write(option.default)}`", option.help + needs]))
-    return "\n".join(lines)
+            kind = "a name, see below" if option.registry else values.expected(option.type)
+            meaning = "; only if ".join([option.help, *map(str, option.needs)])
+            rows.append(
+                [f"`{name}`", ", ".join([kind, *limits]), f"`{values.write(option.default)}`", meaning]
+            )
+    return markdown_table("option | values | default | meaning", rows)
 
 
 def names_block(folder: Path, registry: Registry) -> str:
     """What a text may name, with the settings of each constructor."""
     del folder
-    lines = [f"| {registry.what} | setting | values | default | |", "|---|---|---|---|---|"]
+    rows = []
     for name in registry:
         meanings = _meanings(registry.makers[name])
-        called = f"`{name}`"
-        for key, setting in registry.settings(name).items():
+        settings = registry.settings(name)
+        rows += [] if settings else [[f"`{name}`", "", "", "", ""]]
+        for number, (key, setting) in enumerate(settings.items()):
             kind, default = values.expected(setting.annotation), f"`{values.write(setting.default)}`"
-            lines.append(line([called, f"`{key}`", kind, default, meanings.get(key, "")]))
-            called = ""
-        if called:
-            lines.append(line([called, "", "", "", ""]))
-    return "\n".join(lines)
+            rows.append(["" if number else f"`{name}`", f"`{key}`", kind, default, meanings.get(key, "")])
+    return markdown_table(f"{registry.what} | setting | values | default | meaning", rows)
 
 
 def _meanings(maker: Callable[..., object]) -> dict[str, str]:
     """What a docstring says of the arguments."""
     text = inspect.getdoc(getattr(maker, "func", maker)) or ""
     found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, flags=re.MULTILINE)
-    words = {name: re.sub(r":math:`(.+?)`", r"`\1`", " ".join(meaning.split())) for name, meaning in found}
+    words = {name: re.sub(r":math:`\\(.+?)`", r"`\1`", " ".join(meaning.split())) for name, meaning in found}
     return {name: meaning.rstrip(".").replace("|", "\\|") for name, meaning in words.items()}
 
 
+_GROUPS = ("Data", "Model", "Training", "Run")
 BLOCKS = {
-    **{
-        group.lower(): functools.partial(group_block, group=group)
-        for group in ("Data", "Model", "Training", "Run")
-    },
+    **{group.lower(): functools.partial(group_block, group=group) for group in _GROUPS},
     **{
         f"{registry.what}s": functools.partial(names_block, registry=registry)
         for registry in (CONDITIONERS, POSTERIORS, TRANSFORMS, BASES, ESTIMATORS)

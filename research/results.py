@@ -37,7 +37,7 @@ Record = dict[str, Any]
 
 def read(path: Path, command: str, keys: tuple[str, ...] = ()) -> Record:
     """A record by its file, of our version, with these keys; `command` is the study that writes it."""
-    record = _packed_record(path) if not path.exists() else _parsed(path)
+    record = _packed_record(path) if not path.exists() else parsed(path)
     version = record.get("version")
     if version != VERSION:
         newer = isinstance(version, int) and version > VERSION
@@ -69,11 +69,17 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
     write_bytes(path, f"{{\n{lines}\n}}\n".encode())
 
 
+def keep(path: Path, record: Mapping[str, Any]) -> None:
+    """A record of finished work, with what it was made with."""
+    write(path, {"version": VERSION, **record, "versions": versions()})
+
+
 def damaged(path: Path, problem: str) -> ConfigError:
     return ConfigError(f"{path} is damaged: {problem}; remove it, and it is made again")
 
 
-def _parsed(path: Path) -> Record:
+def parsed(path: Path) -> Record:
+    """What a file of JSON holds."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -96,7 +102,7 @@ def pack(folder: Path) -> None:
     loose = {_key(path): path for path in folder.glob("**/*.json") if _is_record(path, folder)}
     if not loose:
         return
-    everything = _packed(folder) | {key: _parsed(path) for key, path in loose.items()}
+    everything = _packed(folder) | {key: parsed(path) for key, path in loose.items()}
     write_pack(folder, everything)
     for path in loose.values():
         path.unlink()
@@ -157,8 +163,12 @@ class Results:
 
     def of(self, row: str, variant: str, phase: str) -> list[Record]:
         """The runs of one phase, by seed."""
-        found = [r for r in self.runs if (r["row"], r.get("variant"), r["phase"]) == (row, variant, phase)]
-        return sorted(found, key=lambda run: run["seed"])
+        runs = [r for r in self.runs if (r["row"], r.get("variant"), r["phase"]) == (row, variant, phase)]
+        return sorted(runs, key=lambda run: run["seed"])
+
+    def computed(self, row: str) -> Record | None:
+        """The record of a row that is not trained."""
+        return next((run for run in self.runs if run["row"] == row), None)
 
     def selection(self, row: str, variant: str) -> Record | None:
         """The run that is best on validation data, of the seeds whose final run is there."""
@@ -173,7 +183,7 @@ class Results:
         return None if best is None else next(run for run in finals if run["seed"] == best["seed"])
 
 
-def read_results(folder: Path, command: str = "paper") -> Results:
+def read_results(folder: Path, command: str) -> Results:
     """What an experiment left in a folder."""
     keys = ("row", "phase", "evaluation")
     runs = tuple(read(path, command, keys) for path in records(folder, "runs"))
@@ -194,23 +204,17 @@ def assembled(results: Results, row_of: Callable[[Results, Record], Record | Non
 
 def write_table(
     folder: Path,
-    command: str,
-    make: Callable[[Results], Record],
+    make: Callable[[], Record],
     markdown: Callable[[Record], str],
-) -> tuple[Results, Record]:
-    """Write `table.json` and `table.md` from the records of a study; returns these and the table."""
-    results = read_results(folder, command)
+    dump: Callable[[Record], str] = lambda table: json.dumps(table, indent=2) + "\n",
+) -> Record:
+    """Make `table.json` and `table.md` in the folder of a study; returns the table."""
     with damage_as_error(f"a record in {folder}"):
-        table = make(results)
-        text = f"{table['words']}\n\n{markdown(table)}\n"
-    write_bytes(folder / "table.json", (json.dumps(table, indent=2) + "\n").encode())
-    write_bytes(folder / "table.md", text.encode())
-    return results, table
-
-
-def full_table(results: Path, study: str) -> Record:
-    """The committed table of a study."""
-    return _parsed(results / study / "table.json")
+        table = make()
+        texts = {"json": dump(table), "md": f"{markdown(table)}\n"}
+    for ending, text in texts.items():
+        write_bytes(folder / f"table.{ending}", text.encode())
+    return table
 
 
 @contextmanager
@@ -228,12 +232,7 @@ def damage_as_error(what: str) -> Iterator[None]:
 
 def share_of_seconds(run: Record) -> float:
     """How long a run trained; of runs that were trained as one, each has its part."""
-    return run["seconds"] / run["together"]
-
-
-def line(cells: list[str]) -> str:
-    """Of a table in Markdown."""
-    return f"| {' | '.join(cells)} |"
+    return run["seconds"] / run.get("together", 1)
 
 
 # ---- files, and what they were made with ----

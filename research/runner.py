@@ -1,7 +1,5 @@
 """An experiment of many rows: which runs it needs, in which order, and what each leaves behind.
 
-The reproduction of the paper's table is one, the question of depth another; an `Experiment` says in what they differ.
-
 Every row is trained in two phases. `select` trains on 50,000 images and keeps the epoch that is best on 10,000 others; `final`
 trains the frozen recipe on all 60,000, for the same seeds, and is what the table reports. A finished run is a JSON file, and is
 never repeated; an interrupted one goes on from its folder.
@@ -9,31 +7,22 @@ never repeated; an interrupted one goes on from its folder.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from research import results
-from research.budgets import PHASES, Budget, Phase, write_digits
-from research.files import (
-    VARIANTS,
-    RunName,
-    TrainedRow,
-    Variant,
-    open_results,
-    read_curves,
-    read_finished,
-    read_trained,
-)
+from research.budgets import PHASES, Phase, write_digits
+from research.display import Planned
+from research.experiment import Request, Trained
+from research.files import RunName, open_results, read_curves, read_finished, read_trained, require_same
+from research.rows import VARIANTS, ComputedRow, TrainedRow
 from research.samples import draw_samples
-from xorflow import CheckpointError, ConfigError, LatentFlow, UserError
-from xorflow.data import Dataset, Split
+from xorflow import CheckpointError, ConfigError, UserError
+from xorflow.data import Dataset
 from xorflow.training import (
-    HARMLESS,
-    Interrupted,
     Job,
     JobObserver,
     Options,
@@ -54,94 +43,6 @@ _SELECTION_SAMPLES = 50
 """Of the importance-sampled bound of a run whose figures are not reported."""
 
 
-class Scorer(Protocol):
-    """All figures of a trained flow on one part of its data; see `score`."""
-
-    def __call__(
-        self,
-        row: Any,
-        flow: Any,
-        split: Split,
-        known: dict[str, Any],
-        budget: Budget,
-        *,
-        phase: Phase,
-        train: Split,
-        pause: Callable[[], None],
-    ) -> dict[str, Any]: ...
-
-
-def own_selection(name: RunName) -> RunName:
-    """Each seed of each row is selected by itself."""
-    return replace(name, phase="select")
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """In what one experiment differs from another.
-
-    Attributes:
-        command: by which the command line knows it.
-        plan: what `plan.json` holds, for a budget.
-        score: the figures of a run.
-        reference: the figure of a row that is computed, without training.
-        starts: by row, the row whose run of the same seed and phase it starts from.
-        selection: the run that chooses the epochs of a final run.
-        build: the model of a row that no options describe, for options and data; None for the others.
-    """
-
-    command: str
-    plan: Callable[[Budget], Mapping[str, Any]]
-    score: Scorer
-    reference: Callable[[Any, Dataset], dict[str, Any]] | None = None
-    starts: Mapping[str, TrainedRow] = field(default_factory=dict)
-    selection: Callable[[RunName], RunName] = own_selection
-    build: Callable[[Any, Options, Dataset], LatentFlow | None] = lambda row, options, dataset: None  # noqa: ARG005
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line asks for.
-
-    Attributes:
-        rows: those to train.
-        references: those to compute.
-        budget: how much work each is.
-        seeds: how many seeds, from 0.
-        out: the folder of results.
-        work: the folder of the runs themselves.
-        device: where to train and evaluate.
-        workers: how many runs at once.
-        experiment: what the rows are about.
-        fewer: by row, how many seeds it has, if these are fewer.
-    """
-
-    rows: Sequence[TrainedRow]
-    references: Sequence[Any]
-    budget: Budget
-    seeds: int
-    out: Path
-    work: Path
-    device: str
-    workers: int
-    experiment: Experiment
-    fewer: Mapping[str, int] = field(default_factory=dict)
-
-    def seeds_of(self, row: TrainedRow) -> range:
-        """The seeds that a row is trained with."""
-        return range(min(self.seeds, self.fewer.get(row.id, self.seeds)))
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A run that is still to be made, for whoever shows progress; `cost` is in passes over the data through one network."""
-
-    name: str
-    folder: Path
-    epochs: int
-    cost: float
-
-
 class Runner:
     """All runs of a request, with what is finished left out.
 
@@ -150,19 +51,18 @@ class Runner:
     """
 
     def __init__(self, request: Request) -> None:
-        if request.seeds < 1:
+        if request.seeds is not None and request.seeds < 1:
             raise ConfigError(f"--seeds is how many seeds to train, at least 1; got {request.seeds}")
         if request.workers < 1:
             raise ConfigError(f"--jobs is at least 1; got {request.workers}")
-        self._request = request
+        self._request, self._experiment = request, request.experiment
         self._device = resolve_device(request.device)
         self._work = request.work / request.budget.name
         self._digits = self._work.resolve() / "digits.npy"
         self._datasets: dict[tuple[Any, ...], Dataset] = {}
-        self._stopping = threading.Event()
         self._names: dict[Path, RunName] = {}
-        experiment = request.experiment
-        open_results(request.out, request.budget, experiment.plan(request.budget), experiment.command)
+        plan = self._experiment.plan(request.budget)
+        open_results(request.out, request.budget, plan, self._experiment.name)
         self.planned = [
             self._to_plan(name) for phase in PHASES for name in self._all(phase) if not self._finished(name)
         ]
@@ -177,71 +77,85 @@ class Runner:
         """
         if self._request.budget.digits and not self._digits.exists():
             write_digits(self._digits)
-        self._compute_references()
-        outcomes: list[Outcome] = []
+        outcomes: dict[str, Outcome] = {}
         for phase in PHASES:
-            for names in self._waves(phase):
-                jobs, damaged = self._sorted_out([self._job(name) for name in names if self._ready(name)])
-                watch = _Numbered(observer, len(outcomes), self._stopping)
-                for done, outcome in enumerate(damaged, 1):
-                    watch.on_outcome(outcome, done, len(jobs) + len(damaged))
-                outcomes += damaged
-                watch = _Numbered(observer, len(outcomes), self._stopping)
-                outcomes += run_jobs(jobs, self._request.workers, watch, finish=self._record) if jobs else []
-        return outcomes
+            # those that others start from come first
+            while ready := [n for n in self._all(phase) if str(n) not in outcomes and self._is_ready(n)]:
+                made = self._make(ready, observer)
+                outcomes |= {str(self._names[outcome.job.out]): outcome for outcome in made}
+        self._compute_rows()
+        return list(outcomes.values())
+
+    def waiting(self) -> list[str]:
+        """The names of the rows that could not be computed yet."""
+        return [row.id for row in self._computed() if not results.exists(self._file(row))]
 
     def _all(self, phase: Phase) -> list[RunName]:
         finals = [
             RunName(row, variant, seed, "final")
             for row in self._request.rows
+            if isinstance(row, TrainedRow)
             for variant in VARIANTS
-            if row.recipe(variant) is not None
+            if variant in row.recipes
             for seed in self._request.seeds_of(row)
         ]
-        selections = map(self._selection, finals)
-        return finals if phase == "final" else list({str(name): name for name in selections}.values())
+        selections = {str(name): name for name in map(self._selection, finals)}
+        return finals if phase == "final" else list(selections.values())
 
     def _selection(self, name: RunName) -> RunName:
-        return self._request.experiment.selection(name)
-
-    def _waves(self, phase: Phase) -> list[list[RunName]]:
-        """The runs of a phase, those before that others start from."""
-        steps = [(self._generation(name.row), name) for name in self._all(phase)]
-        return [[name for own, name in steps if own == step] for step in sorted({own for own, _ in steps})]
-
-    def _generation(self, row: TrainedRow) -> int:
-        """How many rows, each started from the one before, come before it."""
-        before = self._request.experiment.starts.get(row.id)
-        return 0 if before is None else 1 + self._generation(before)
-
-    def _ready(self, name: RunName) -> bool:
-        """Whether a run is to be made now: a final one only if its selection, and what it starts from, is finished."""
-        if self._finished(name):
-            return False
-        if name.phase == "final" and not results.exists(self._selection(name).file(self._request.out)):
-            return False
-        start = self._start(name)
-        return start is None or results.exists(start.file(self._request.out))
+        """The run that chooses the epochs of another."""
+        return replace(name, phase="select", seed=name.seed if self._experiment.selects else 0)
 
     def _start(self, name: RunName) -> RunName | None:
         """The run that another starts from."""
-        row = self._request.experiment.starts.get(name.row.id)
-        return None if row is None else replace(name, row=row)
+        rows = [row for row in self._experiment.rows if row.id == name.row.init]
+        return replace(name, row=rows[0]) if rows else None
+
+    def _is_ready(self, name: RunName) -> bool:
+        """Whether a run is to be made now: a final one only if its selection, and what it starts from, is finished."""
+        needed = [self._start(name), self._selection(name) if name.phase == "final" else None]
+        return not self._finished(name) and all(
+            run is None or results.exists(run.file(self._request.out)) for run in needed
+        )
+
+    def _make(self, names: Sequence[RunName], observer: JobObserver | None) -> list[Outcome]:
+        """What becomes of some runs; those whose folders are damaged fail at once, and harm no other."""
+        jobs: list[Job] = []
+        damaged: list[Outcome] = []
+        for job in [self._job(name) for name in names]:
+            try:
+                begun = _begun_with(job.out)
+            except CheckpointError as error:
+                damaged.append(Outcome(job, None, str(error)))
+                continue
+            if begun is not None:
+                remedy = "remove that folder, or choose another --work"
+                require_same(
+                    begun.to_json(), job.options.to_json(), f"the run in {job.out} was begun", remedy
+                )
+            jobs.append(job)
+        if observer is not None:
+            for outcome in damaged:
+                observer.on_outcome(outcome, 0, 0)
+        made = run_jobs(jobs, self._request.workers, observer, finish=self._record) if jobs else []
+        return damaged + made
 
     def _job(self, name: RunName) -> Job:
         options = self._options(name)
         if name.phase == "final":
-            options = options.replace(epochs=self._final_epochs(name.row, name.variant, options))
+            options = options.replace(epochs=self._final_epochs(name, options))
         start = self._start(name)
         if start is not None:
             options = options.replace(init=str(self._weights(start, name)))
         folder = name.folder(self._work)
         self._names[folder] = name
-        flow = self._request.experiment.build(name.row, options, self._dataset(options).to("cpu"))
-        if flow is not None:
-            options = options.without_model()
-            if not folder.exists():
-                prepare_run(flow, options, self._dataset(options).to("cpu"), folder)
+        if self._experiment.build is not None:
+            dataset = self._dataset(options).to("cpu")
+            flow = self._experiment.build(name.row, options, dataset)
+            if flow is not None:
+                options = options.without_model()
+                if not folder.exists():
+                    prepare_run(flow, options, dataset, folder)
         return Job(options, folder, f"{name.row.id}.{name.variant}.{name.phase}")
 
     def _weights(self, start: RunName, name: RunName) -> Path:
@@ -256,13 +170,12 @@ class Runner:
 
     def _options(self, name: RunName) -> Options:
         """A run's options; a final run may turn out to need fewer epochs."""
-        budget = self._request.budget
-        recipe = budget.options(name.row.options(name.variant), name.phase, self._digits)
+        recipe = self._request.budget.options(name.row.options(name.variant), name.phase, self._digits)
         return recipe.replace(seed=name.seed, device=self._request.device)
 
-    def _final_epochs(self, row: TrainedRow, variant: Variant, options: Options) -> int:
+    def _final_epochs(self, name: RunName, options: Options) -> int:
         """That of the final runs there are; otherwise by the selected seed."""
-        names = [RunName(row, variant, k, "final") for k in self._request.seeds_of(row)]
+        names = [replace(name, seed=seed) for seed in self._request.seeds_of(name.row)]
         known = next((run["epochs"] for run in map(self._finished, names) if run is not None), None)
         if known is not None:
             return known
@@ -273,39 +186,13 @@ class Runner:
         return final_epochs(options.epochs, best["best_epoch"], options.validate_every)
 
     def _finished(self, name: RunName) -> dict[str, Any] | None:
-        but = ("epochs",) if name.phase == "final" else ()
-        command = self._request.experiment.command
-        return read_finished(name, self._request.out, self._options(name).to_json(), but=but, command=command)
+        return read_finished(name, self._request.out, self._options(name).to_json(), self._experiment.name)
 
     def _to_plan(self, name: RunName) -> Planned:
+        """Its cost is in passes over the data through one network."""
         options = self._options(name)
         networks = (options.layers or 1) * (1 if options.posterior == "none" else 2)
-        cost = networks * (options.epochs + 1.0)
-        return Planned(str(name), name.folder(self._work), options.epochs, cost)
-
-    def _sorted_out(self, jobs: Sequence[Job]) -> tuple[list[Job], list[Outcome]]:
-        """The jobs that can be made, and what becomes of those whose folders are damaged, which harm no other."""
-        sound: list[Job] = []
-        damaged: list[Outcome] = []
-        for job in jobs:
-            try:
-                begun = _begun_with(job.out)
-            except CheckpointError as error:
-                damaged.append(Outcome(job, None, str(error)))
-                continue
-            self._require_same_work(job, begun)
-            sound.append(job)
-        return sound, damaged
-
-    def _require_same_work(self, job: Job, begun: Options | None) -> None:
-        """A run that was begun with another recipe can't be continued."""
-        before = job.options.to_json() if begun is None else begun.to_json()
-        for key, value in job.options.to_json().items():
-            if before[key] != value and key not in HARMLESS:
-                raise ConfigError(
-                    f"the run in {job.out} was begun with {key} {before[key]!r}, and the row now says {value!r}: "
-                    "remove that folder, or choose another --work"
-                )
+        return Planned(str(name), name.folder(self._work), networks * (options.epochs + 1.0), options.epochs)
 
     # ---- what a run leaves behind ----
 
@@ -315,10 +202,9 @@ class Runner:
         curves = read_curves(job.out, job.options.epochs)
         began = time.monotonic()
         with out_of_memory_as_error("use --jobs 1"):
-            found = self._evaluated(name, job)
-        result = read_trained(job.out, _part(name))
+            figures = self._evaluated(name, job)
+        result = read_trained(job.out, name.part)
         content = {
-            "version": results.VERSION,
             "budget": request.budget.name,
             "row": name.row.id,
             "variant": name.variant,
@@ -329,52 +215,26 @@ class Runner:
             "epochs": job.options.epochs,
             "best_epoch": result["best_epoch"],
             "selection": _selection(name, result),
-            **found,
+            **figures,
             "metrics": curves,
-            "parameters": result["parameters"],
-            "seconds": result["seconds"],
+            **{key: result[key] for key in ("parameters", "seconds", "device", "data")},
             "evaluation_seconds": round(time.monotonic() - began, 3),
-            "device": result["device"],
             "device_name": results.device_name(self._device),
-            "together": result.get("together", 1),
-            "data": result["data"],
-            "versions": results.versions(),
         }
-        self._pause()
-        results.write(name.file(request.out), content)
+        results.keep(name.file(request.out), content)
 
     def _evaluated(self, name: RunName, job: Job) -> dict[str, Any]:
-        part = _part(name)
-        known = read_trained(job.out, part)[part]
-        opened = open_run(job.out, device=str(self._device))
-        dataset = self._dataset(job.options)
-        split = dataset.parts[part]
-        self._pause()
-        figures = self._request.experiment.score(
-            name.row,
-            opened.flow,
-            split,
-            known,
-            self._evaluation(name),
-            phase=name.phase,
-            train=dataset.train,
-            pause=self._pause,
-        )
-        draw = {"part": part, "draw": dataset.describe()["sha256"][part]}
-        samples = None
+        opened, dataset = open_run(job.out, device=str(self._device)), self._dataset(job.options)
+        known = read_trained(job.out, name.part)[name.part]
+        budget, samples = self._request.budget, None
+        if name.phase == "select":  # compares what the run itself reports: its bound may be rough
+            budget = replace(budget, samples=min(budget.samples, _SELECTION_SAMPLES))
+        split = dataset.parts[name.part]
+        run = Trained(name.row, opened.flow, split, dataset.train, known, budget, name.phase)
+        figures = self._experiment.score(run)
         if name.phase == "final":
             samples = draw_samples(name.row.flow, opened.flow, opened.shape)
-        return {"evaluation": draw | figures, "samples": samples}
-
-    def _evaluation(self, name: RunName) -> Budget:
-        """Selection compares what the run itself found: its bound may be rough."""
-        budget = self._request.budget
-        rough = name.phase == "select"
-        return replace(budget, samples=min(budget.samples, _SELECTION_SAMPLES)) if rough else budget
-
-    def _pause(self) -> None:
-        if self._stopping.is_set():
-            raise Interrupted
+        return {"evaluation": _drawn(dataset, name.part) | figures, "samples": samples}
 
     def _dataset(self, options: Options) -> Dataset:
         key = options.data, options.validation, options.test
@@ -382,24 +242,40 @@ class Runner:
             self._datasets[key] = build_data(options).to(self._device)
         return self._datasets[key]
 
-    def _compute_references(self) -> None:
-        request = self._request
-        for row in request.references:
-            path = request.out / "runs" / f"{row.id}.json"
-            if results.exists(path) or request.experiment.reference is None:
+    # ---- rows that are not trained ----
+
+    def _computed(self) -> list[ComputedRow]:
+        rows = (*self._request.rows, *self._experiment.levels)
+        return [row for row in rows if isinstance(row, ComputedRow)]
+
+    def _file(self, row: ComputedRow) -> Path:
+        return self._request.out / "runs" / f"{row.id}.json"
+
+    def _compute_rows(self) -> None:
+        for row in self._computed():
+            path = self._file(row)
+            if results.exists(path):
+                _require_current(row, path, results.read(path, self._experiment.name).get("recipe"))
                 continue
-            options = request.budget.options(Options(), "final", self._digits)
-            dataset = self._dataset(options)
-            draw = {"part": "test", "draw": dataset.describe()["sha256"]["test"]}
-            content = {
-                "version": results.VERSION,
-                "budget": request.budget.name,
-                "row": row.id,
-                "phase": "reference",
-                "evaluation": draw | request.experiment.reference(row, dataset.to("cpu")),
-                "versions": results.versions(),
-            }
-            results.write(path, content)
+            dataset = self._dataset(self._request.budget.options(Options(), "final", self._digits))
+            record = self._experiment.compute(row, self._request, dataset)
+            if record is not None:
+                evaluation = _drawn(dataset, "test") | record["evaluation"]
+                about = {"budget": self._request.budget.name, "row": row.id}
+                results.keep(path, about | record | {"evaluation": evaluation})
+
+
+def _require_current(row: ComputedRow, path: Path, before: str | None) -> None:
+    """What was computed from runs of another recipe is not passed off as of this one."""
+    if before != row.recipe:
+        raise ConfigError(
+            f"{path} is of {before}, and row {row.id} now of {row.recipe}: remove that record, or choose another --out"
+        )
+
+
+def _drawn(dataset: Dataset, part: str) -> dict[str, Any]:
+    """What was evaluated."""
+    return {"part": part, "draw": dataset.describe()["sha256"][part]}
 
 
 def _ends_with_the_run(options: Options) -> bool:
@@ -415,27 +291,6 @@ def final_epochs(epochs: int, best: int, validate_every: int) -> int:
     """
     rounded = -(-best // validate_every) * validate_every
     return rounded if rounded < _NEARLY_ALL * epochs else epochs
-
-
-class _Numbered:
-    """Passes outcomes on, counted over both phases, and notes that the work is to stop."""
-
-    def __init__(self, observer: JobObserver | None, before: int, stopping: threading.Event) -> None:
-        self._observer, self._before, self._stopping = observer, before, stopping
-
-    def on_outcome(self, outcome: Outcome, done: int, total: int) -> None:
-        if self._observer is not None:
-            self._observer.on_outcome(outcome, self._before + done, self._before + total)
-
-    def on_stop(self) -> None:
-        self._stopping.set()
-        if self._observer is not None:
-            self._observer.on_stop()
-
-
-def _part(name: RunName) -> str:
-    """On which part of its data a run is evaluated."""
-    return "validation" if name.phase == "select" else "test"
 
 
 def _begun_with(folder: Path) -> Options | None:

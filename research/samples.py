@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,15 @@ def draw_samples(
         "shape": [SAMPLES, *size],
         "bits": base64.b64encode(np.packbits(x).tobytes()).decode(),
     }
+
+
+def seconds_of_samples(flow: LatentFlow | Mixture, count: int) -> float:
+    """What some samples take, by the library's own sampler, after a first one, for which kernels may have to be built."""
+    generator = torch.Generator(flow.device).manual_seed(0)
+    flow().sample((1,), generator=generator)
+    began = time.monotonic()
+    flow().sample((count,), generator=generator).cpu()
+    return time.monotonic() - began
 
 
 def unpacked(samples: dict[str, Any]) -> np.ndarray:

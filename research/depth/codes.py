@@ -17,7 +17,6 @@ One flow of depth 1 cannot do this: a feature's flip would have to depend on fea
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,7 +39,6 @@ _CERTAIN = 20.0
 """The log-odds of what a writer does."""
 _SURE = 6.0
 """The log-odds that the last layer begins with of what a word tells."""
-_MOST_BITS = 12
 
 
 @dataclass(frozen=True)
@@ -50,14 +48,14 @@ class Group:
     Attributes:
         features: (M,) whose values are written.
         slots: (N,) of which at most one is flipped.
-        words: (N, M) what each slot stands for, zeros and ones.
+        codewords: (N, M) what each slot stands for, zeros and ones.
         told: (N,) how often that is so.
         silence: (M,) how often each feature is 1 where no slot is flipped.
     """
 
     features: Tensor
     slots: Tensor
-    words: Tensor
+    codewords: Tensor
     told: Tensor
     silence: Tensor
 
@@ -96,38 +94,21 @@ class Code:
         return [reader[::-1]] * len(self.writers) + [reader]
 
 
-def parse_code(text: str) -> tuple[int, int]:
-    """How many groups, of how many features each.
-
-    >>> parse_code("3x7")
-    (3, 7)
-    """
-    found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d?)", text)
-    if found is None or int(found[2]) > _MOST_BITS:
-        raise ConfigError(
-            f"code is how many groups of how many features are written, as in 3x7, at most {_MOST_BITS} in a group; "
-            f"got {text!r}"
-        )
-    return int(found[1]), int(found[2])
-
-
-def choose_code(text: str, train: Split, categories: Sequence[int], depth: int) -> Code:
-    """The code GROUPSxFEATURES of data for a flow of so many layers.
+def choose_code(count: int, size: int, train: Split, depth: int) -> Code:
+    """The code of data that writes so many groups of so many features, for a flow of so many layers.
 
     The features are chosen one after the other, each the one that those before it, linearly, tell least of; the most frequent
     of what they can be is told by silence, and the next ones by a slot each, as far as there are slots.
     """
-    count, bits = parse_code(text)
-    _check_data(text, categories, count, bits, depth)
     ones, covariance = _moments(train)
-    features = _most_independent(covariance, count * bits)
-    slots = _slots(text, torch.minimum(ones, 1 - ones), features, count)
+    features = _most_independent(covariance, count * size)
+    slots = _slots(torch.minimum(ones, 1 - ones), features, count)
     rows = train.subset(min(len(train), _ROWS)).frozen(0).values.cpu()  # the same draw on every device
     groups = [_group(rows, features[first::count], slots[first::count]) for first in range(count)]
     return Code(tuple(tuple(groups[first :: depth - 1]) for first in range(depth - 1)), ones.float())
 
 
-def _slots(text: str, varies: Tensor, features: Tensor, count: int) -> Tensor:
+def _slots(varies: Tensor, features: Tensor, count: int) -> Tensor:
     """The features that vary least, but for those that are written."""
     varies = varies.clone()
     varies[features] = 1.0
@@ -135,28 +116,11 @@ def _slots(text: str, varies: Tensor, features: Tensor, count: int) -> Tensor:
     slots = varies.argsort(stable=True)[: min(wanted, int((varies < _NEARLY).sum()))]
     if len(slots) < count:
         raise ConfigError(
-            f"code {text} writes {count} groups, each into features that differ from their usual value in fewer than one row "
+            f"a code writes {count} groups, each into features that differ from their usual value in fewer than one row "
             f"in {1 / _NEARLY:.0f}, and the data have {len(slots)} of them beside those that are written; choose fewer "
             "groups"
         )
     return slots
-
-
-def _check_data(text: str, categories: Sequence[int], count: int, bits: int, depth: int) -> None:
-    if set(categories) != {2}:
-        raise ConfigError(
-            f"code is for binary data, and these have features of up to {max(categories)} values"
-        )
-    if count * (bits + 1) > len(categories):
-        raise ConfigError(
-            f"code {text} writes {count * bits} features into at least {count} others, and the data have {len(categories)}; "
-            "write fewer"
-        )
-    if not 2 <= depth <= count + 1:
-        raise ConfigError(
-            f"code needs a layer that reads and one or more before it, each of which writes a group or more: {text} is for "
-            f"layers 2 to {count + 1}; got {depth}"
-        )
 
 
 def _moments(train: Split) -> tuple[Tensor, Tensor]:
@@ -174,16 +138,16 @@ def _moments(train: Split) -> tuple[Tensor, Tensor]:
 
 def _most_independent(covariance: Tensor, count: int) -> Tensor:
     """So many features, each with the largest variance given those before it: Cholesky's pivots."""
-    left, found = covariance.diagonal().clone(), []
+    left, pivots = covariance.diagonal().clone(), []
     factor = covariance.new_zeros(len(covariance), count)
     for step in range(count):
         pivot = int(left.argmax())
         column = covariance[:, pivot] - factor[:, :step] @ factor[pivot, :step]
         factor[:, step] = column / left[pivot].clamp_min(1e-12).sqrt()
         left -= factor[:, step].square()
-        found.append(pivot)
-        left[found] = -1.0
-    return torch.tensor(found)
+        pivots.append(pivot)
+        left[pivots] = -1.0
+    return torch.tensor(pivots)
 
 
 def _group(rows: Tensor, features: Tensor, slots: Tensor) -> Group:
@@ -203,16 +167,17 @@ def _group(rows: Tensor, features: Tensor, slots: Tensor) -> Group:
     )
 
 
-def coded_flow(text: str, options: Options, dataset: Dataset) -> LatentFlow:
+def coded_flow(groups: int, size: int, options: Options, dataset: Dataset) -> LatentFlow:
     """The flow of a code: the layers before the last write it, without hidden units, and are frozen; the last reads it.
 
     Args:
-        text: the code, GROUPSxFEATURES.
+        groups: how many groups of features are written.
+        size: how many features are in each.
         options: of the run: depth, hidden units of the last layer, base, seed, and the ordering of features that are not coded.
         dataset: the data.
     """
     assert options.layers is not None
-    code = choose_code(text, dataset.train, dataset.categories, options.layers)
+    code = choose_code(groups, size, dataset.train, options.layers)
     orders = code.orders(resolve_order(options.order, dataset.features, dataset.shape))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
@@ -250,17 +215,17 @@ def _write(writer: MADE, groups: Sequence[Group]) -> None:
     logits = torch.full((writer.features,), -_CERTAIN)
     for group in groups:
         slope = (
-            2 * _CERTAIN * (2 * group.words - 1)
+            2 * _CERTAIN * (2 * group.codewords - 1)
         )  # (N, M): a step away from the word lowers the logit by this
         _connect(writer, group.features, group.slots, slope.T)
-        logits[group.slots] = _CERTAIN - 2 * _CERTAIN * group.words.sum(1)
+        logits[group.slots] = _CERTAIN - 2 * _CERTAIN * group.codewords.sum(1)
     writer.start_at(logits)
 
 
 def _read(reader: MADE, group: Group, still: Tensor, logits: Tensor) -> None:
     """Direct connections from the slots to what they stand for; `logits`, the biases, are those of silence."""
     silent = torch.logit(group.silence.clamp(1e-6, 1 - 1e-6)).clamp(-_SURE, _SURE)
-    told = _SURE * (2 * group.words - 1) - silent  # (N, M)
+    told = _SURE * (2 * group.codewords - 1) - silent  # (N, M)
     usual = still[group.slots, None]
     _connect(reader, group.slots, group.features, told * (1 - 2 * usual))
     logits[group.features] = silent + (told * usual).sum(0)  # a slot that is usually 1 speaks by being 0

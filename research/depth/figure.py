@@ -20,6 +20,11 @@ _WORST = 15.0
 """Rows that are so much worse than the best, in nats, would leave no room for the others in the panel that shows those."""
 
 
+def part(rows: Sequence[Row], family: str, base: str) -> list[Row]:
+    """The rows of a family on a base."""
+    return [r for r in rows if (r["family"], r["base"]) == (family, base)]
+
+
 def draw_depths(table: dict[str, Any], path: Path) -> None:
     """Three panels: orderings beside the paper's curve; latent flows alone; couplings. A line for each series of rows.
 
@@ -27,7 +32,7 @@ def draw_depths(table: dict[str, Any], path: Path) -> None:
     """
     figure = Figure(figsize=(18, 7), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    fixed = [r for r in table["rows"] if (r["family"], r["base"]) == ("autoregressive", "fixed")]
+    fixed = part(table["rows"], "autoregressive", "fixed")
     _draw_beside_the_paper(left, fixed, table["paper"])
     _draw_latent(middle, [r for r in fixed if r["flow"] == "latent"])
     _draw_couplings(right, table)
@@ -57,9 +62,9 @@ def _draw_beside_the_paper(axes: Axes, rows: Sequence[Row], paper: Sequence[Row]
     )
     _draw_series(axes, [r for r in rows if r["flow"] == "deterministic"], "greedy")
     best = {
-        depth: min(own)
+        depth: min(bounds)
         for depth in _ORDERED
-        if (own := [r["bound"] for r in rows if r["depth"] == depth])  # bounds of bijections, too
+        if (bounds := [r["bound"] for r in rows if r["depth"] == depth])  # bounds of bijections, too
     }
     if best:
         axes.plot(list(best), list(best.values()), "o-", color="black", label="the best latent flow")
@@ -80,7 +85,7 @@ def _draw_couplings(axes: Axes, table: dict[str, Any]) -> None:
     _draw_series(axes, rows, "refit")
     if rows and table["independent"] is not None:
         axes.axhline(table["independent"], color="grey", linestyle="--", label="independent pixels")
-    ordered = [r for r in table["rows"] if (r["family"], r["base"]) == ("autoregressive", "learned")]
+    ordered = part(table["rows"], "autoregressive", "learned")
     if rows and ordered:
         best = min(r["bound"] for r in ordered)
         axes.axhline(best, color="grey", linestyle=":", label="the best in orderings")
@@ -89,12 +94,12 @@ def _draw_couplings(axes: Axes, table: dict[str, Any]) -> None:
 def _draw_series(axes: Axes, rows: Sequence[Row], deterministic: str) -> None:
     """A line for each series: of the flow, latent or deterministic, that it was trained for."""
     for number, series in enumerate(dict.fromkeys(r["series"] for r in rows)):
-        own = sorted((r for r in rows if r["series"] == series), key=lambda r: r["depth"])
-        latent = own[0]["flow"] == "latent"
+        points = sorted((r for r in rows if r["series"] == series), key=lambda r: r["depth"])
+        latent = points[0]["flow"] == "latent"
         key = "bound" if latent else deterministic
         axes.plot(
-            [r["depth"] for r in own],
-            [r[key] for r in own],
+            [r["depth"] for r in points],
+            [r[key] for r in points],
             marker=_MARKERS[number // 10 % len(_MARKERS)],
             color=f"C{number % 10}",
             markerfacecolor=f"C{number % 10}" if latent else "none",

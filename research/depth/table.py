@@ -1,4 +1,4 @@
-"""Whether depth pays, from the result files of `xorflow depth`: numbers and Markdown."""
+"""Whether depth pays, from the result files of `python -m research depth`: numbers and Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from research.results import VERSION, Results, full_table, line, share_of_seconds, write_table
+from research.depth.figure import draw_depths, part
+from research.results import VERSION, Results, read_results, share_of_seconds, write_table
+from research.tables import kind_of, markdown_table
 from xorflow.training import spread
 
 _VARIANT = "ours"
@@ -17,19 +19,17 @@ _VARIANT = "ours"
 
 def make_depth_table(results: Results) -> dict[str, Any]:
     """What `table.json` holds: a row for everything that is finished, in the order of the plan."""
-    found = {planned["id"]: _rows(results, planned) for planned in results.plan["rows"]}
-    rows = [row for rows in found.values() for row in rows]
+    plan = results.plan
+    by_name = {planned["id"]: _rows(results, planned) for planned in plan["rows"]}
+    rows = [row for of_name in by_name.values() for row in of_name]
+    level = results.computed("independent-pixels")
     return {
         "version": VERSION,
-        "budget": results.plan["budget"],
-        "words": results.plan["words"],
-        "paper": results.plan["paper"],
-        "independent": next(
-            (run["evaluation"]["nll"] for run in results.runs if run["row"] == "independent-pixels"), None
-        ),
+        **{key: plan[key] for key in ("budget", "words", "paper")},
+        "independent": None if level is None else level["evaluation"]["nll"],
         "paired": _paired(results, rows),
         "rows": rows,
-        "missing": [name for name, rows in found.items() if not rows],
+        "missing": [name for name, of_name in by_name.items() if not of_name],
     }
 
 
@@ -42,22 +42,20 @@ nats, and at most 13.4 % of 784 pixels are flipped. Their weights are not kept; 
 
 def _rows(results: Results, planned: dict[str, Any]) -> list[dict[str, Any]]:
     """The row of a plan: none if it is not finished, two if it is rebased."""
-    finals, selected = (
-        results.of(planned["id"], _VARIANT, "final"),
-        results.selected(planned["id"], _VARIANT),
-    )
+    finals = results.of(planned["id"], _VARIANT, "final")
+    selected = results.selected(planned["id"], _VARIANT)
     if selected is None:
         return []
     rows = [_row(results, planned, finals, selected)]
     if "own" in selected["evaluation"]:
-        own = [run | {"evaluation": run["evaluation"] | run["evaluation"]["own"]} for run in finals]
-        chosen = next(run for run in own if run["seed"] == selected["seed"])
+        on_learned = [run | {"evaluation": run["evaluation"] | run["evaluation"]["own"]} for run in finals]
+        chosen = next(run for run in on_learned if run["seed"] == selected["seed"])
         learned = planned | {
             "id": f"{planned['id']}-own",
             "title": planned["title"].replace("rebased to the fixed base", "on its own base"),
             "base": "learned",
         }
-        rows.append(_row(results, learned, own, chosen, of=planned["id"]))
+        rows.append(_row(results, learned, on_learned, chosen, of=planned["id"]))
     return rows
 
 
@@ -70,7 +68,11 @@ def _row(
 ) -> dict[str, Any]:
     """Likelihoods are means over seeds; layers and errors over images are those of the seed selected on validation data."""
     evaluation, name = selected["evaluation"], of or planned["id"]
-    figures = {key: _values(finals, key) for key in ("nll", "greedy", "refit")}
+    figures = {key: [run["evaluation"][key] for run in finals] for key in ("nll", "greedy", "refit")}
+    layers = {
+        key: [layer[key] for layer in evaluation["layers"]]
+        for key in ("flip_rate", "greedy_flip_rate", "entropy")
+    }
     return {
         **{key: planned[key] for key in ("id", "title", "family", "series", "base", "depth", "estimator")},
         "greedy": _mean(figures["greedy"]),
@@ -78,31 +80,27 @@ def _row(
         **{key: evaluation[key] for key in ("kind", "stderr", "samples")},
         **({"float32_error": _FLOAT32_ERROR} if planned["rebased"] == "fixed" and of is None else {}),
         "refit": _mean(figures["refit"]),
-        "flip_rates": [layer["flip_rate"] for layer in evaluation["layers"]],
-        "greedy_flip_rates": [layer["greedy_flip_rate"] for layer in evaluation["layers"]],
-        "entropy": [layer["entropy"] for layer in evaluation["layers"]],
-        "effective_depth": evaluation["effective_depth"],
-        "parameters": evaluation["parameters"],
+        "flip_rates": layers["flip_rate"],
+        "greedy_flip_rates": layers["greedy_flip_rate"],
+        "entropy": layers["entropy"],
+        **{key: evaluation[key] for key in ("effective_depth", "parameters")},
         "seconds": round(_seconds(results, planned, finals), 3),
         "seconds_in_all": round(sum(share_of_seconds(run) for run in results.runs if run["row"] == name), 3),
         "seeds": [run["seed"] for run in finals],
         "spread": {key: spread(values) for key, values in figures.items()},
-        "flow": planned["flow"],
-        "ordering": planned["ordering"],
-        "init": planned["init"],
-        "sampling_passes": evaluation["sampling_passes"],
-        "sampling_seconds": evaluation["sampling_seconds"],
+        **{key: planned[key] for key in ("flow", "ordering", "init")},
+        **{key: evaluation[key] for key in ("sampling_passes", "sampling_seconds")},
         "epochs": selected["epochs"],
-        **_validation(results, name, own=of is not None),
+        **_validation(results, name, own_base=of is not None),
         "device": selected["device_name"],
         "config": selected["config"],
     }
 
 
-def _validation(results: Results, name: str, own: bool) -> dict[str, float]:
+def _validation(results: Results, name: str, own_base: bool) -> dict[str, float]:
     """The figures on validation data, means over seeds: by these rows are chosen."""
     runs = [run["evaluation"] for run in results.of(name, _VARIANT, "select")]
-    figures = [run["own"] if own else run for run in runs]
+    figures = [run["own"] if own_base else run for run in runs]
     keys = {"validation": "nll", "validation_greedy": "greedy", "validation_refit": "refit"}
     return {name: _mean([run[key] for run in figures]) for name, key in keys.items()}
 
@@ -131,21 +129,18 @@ def _headline_pair(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict
 
     Of the latter only rows with as many seeds as any have: one lucky seed decides nothing for depth.
     """
-    fixed = [r for r in rows if (r["family"], r["base"]) == ("autoregressive", "fixed")]
-    one = [r for r in fixed if r["depth"] == 1 and r["kind"] == "exact"]
-    deep = [r for r in fixed if r["depth"] > 1 and r["effective_depth"] > 1]
-    most = max((len(r["seeds"]) for r in deep), default=0)
+    ordered = part(rows, "autoregressive", "fixed")
+    one = [r for r in ordered if r["depth"] == 1 and r["kind"] == "exact"]
+    deep = [r for r in ordered if r["depth"] > 1 and r["effective_depth"] > 1]
+    if not one or not deep:
+        return None
+    most = max(len(r["seeds"]) for r in deep)
     deep = [r for r in deep if len(r["seeds"]) == most]
-    best = [min(own, key=lambda r: r["validation"], default=None) for own in (one, deep)]
-    return None if best[0] is None or best[1] is None else (best[0], best[1])
+    return min(one, key=lambda r: r["validation"]), min(deep, key=lambda r: r["validation"])
 
 
 def _unpacked(values: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(values), "<f4").astype(float)
-
-
-def _values(runs: Sequence[dict[str, Any]], key: str) -> list[float]:
-    return [run["evaluation"][key] for run in runs]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -154,10 +149,10 @@ def _mean(values: Sequence[float]) -> float:
 
 def _seconds(results: Results, planned: dict[str, Any], finals: Sequence[dict[str, Any]]) -> float:
     """Of one final run, with that of the run that it started from."""
-    own = _mean([share_of_seconds(run) for run in finals])
+    seconds = _mean([share_of_seconds(run) for run in finals])
     before = next((row for row in results.plan["rows"] if row["id"] == planned["init"]), None)
     earlier = [] if before is None else results.of(before["id"], _VARIANT, "final")
-    return own + (_seconds(results, before, earlier) if before is not None and earlier else 0.0)
+    return seconds + (_seconds(results, before, earlier) if before is not None and earlier else 0.0)
 
 
 # ---- the table as text ----
@@ -171,58 +166,48 @@ _PARTS = (
 
 def depth_markdown(table: dict[str, Any]) -> str:
     """The rows in their three parts, and what each layer does."""
-    parts = [(title, _table(_part(table, family, base))) for title, family, base in _PARTS]
-    parts.append(("What each layer does", layer_lines(table)))
-    return "\n\n".join(f"## {title}\n\n{text}" for title, text in parts if text)
+    sections = [(title, part_table(table, family, base)) for title, family, base in _PARTS]
+    sections.append(("What each layer does", layer_table(table)))
+    return "\n\n".join([table["words"], *(f"## {title}\n\n{text}" for title, text in sections if text)])
 
 
-def _part(table: dict[str, Any], family: str, base: str) -> list[dict[str, Any]]:
-    return [r for r in table["rows"] if (r["family"], r["base"]) == (family, base)]
+def part_table(table: dict[str, Any], family: str, base: str) -> str:
+    """The likelihoods of one part of the rows."""
+    return markdown_table(
+        "row | >depth | >used | >NLL | which is | >greedy | >refitted | >weights | >seconds | >passes | >seeds",
+        map(_cells, part(table["rows"], family, base)),
+    )
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        "| row | depth | used | NLL | which is | greedy | refitted | weights | seconds | passes | seeds |",
-        "|---|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|",
+def _cells(row: dict[str, Any]) -> list[str]:
+    std, kind = row["spread"]["nll"]["std"], kind_of(row)
+    if "float32_error" in row:
+        kind += f"; float32, at most {row['float32_error']} too high"
+    return [
+        *(f"`{row['id']}` {row['title']}", f"{row['depth']}", f"{row['effective_depth']}"),
+        *(f"{row['bound']:.2f}" + (f" ± {std:.2f}" if std is not None else ""), kind),
+        *(f"{row['greedy']:.1f}", f"{row['refit']:.1f}", f"{row['parameters'] / 1e6:.1f} M"),
+        *(f"{row['seconds']:.0f}", f"{row['sampling_passes']:,}", f"{len(row['seeds'])}"),
     ]
-    for row in rows:
-        std = row["spread"]["nll"]["std"]
-        kind = "exact" if row["kind"] == "exact" else f"bound, {row['samples']:,} samples"
-        if "float32_error" in row:
-            kind += f"; float32, at most {row['float32_error']} too high"
-        cells = [
-            f"`{row['id']}` {row['title']}",
-            f"{row['depth']}",
-            f"{row['effective_depth']}",
-            f"{row['bound']:.2f}" + (f" ± {std:.2f}" if std is not None else ""),
-            kind,
-            f"{row['greedy']:.1f}",
-            f"{row['refit']:.1f}",
-            f"{row['parameters'] / 1e6:.1f} M",
-            f"{row['seconds']:.0f}",
-            f"{row['sampling_passes']:,}",
-            f"{len(row['seeds'])}",
-        ]
-        lines.append(line(cells))
-    return "\n".join(lines) if rows else ""
 
 
-def layer_lines(table: dict[str, Any]) -> str:
+def layer_table(table: dict[str, Any]) -> str:
     """For each row of two layers or more: drawn flips, greedy flips and entropy, layer by layer."""
-    lines = [
-        "| row | drawn flips, % of pixels | greedy flips, % | entropy of the choices, nats |",
-        "|---|---|---|---|",
-    ]
-    for row in table["rows"]:
-        if row["depth"] > 1 and len(row["flip_rates"]) == row["depth"]:
-            cells = [
+    return markdown_table(
+        "row | drawn flips, % of pixels | greedy flips, % | entropy of the choices, nats",
+        (
+            [
                 f"`{row['id']}`",
-                ", ".join(f"{100 * rate:.2f}" for rate in row["flip_rates"]),
-                ", ".join(f"{100 * rate:.2f}" for rate in row["greedy_flip_rates"]),
+                *(
+                    ", ".join(f"{100 * rate:.2f}" for rate in row[key])
+                    for key in ("flip_rates", "greedy_flip_rates")
+                ),
                 ", ".join(f"{entropy:.1f}" for entropy in row["entropy"]),
             ]
-            lines.append(line(cells))
-    return "\n".join(lines) if len(lines) > 2 else ""
+            for row in table["rows"]
+            if row["depth"] > 1 and len(row["flip_rates"]) == row["depth"]
+        ),
+    )
 
 
 # ---- files ----
@@ -230,16 +215,6 @@ def layer_lines(table: dict[str, Any]) -> str:
 
 def write_depth(folder: Path) -> dict[str, Any]:
     """Write `table.json`, `table.md` and the picture from the result files in a folder; returns the table."""
-    from research.depth.figure import draw_depths  # half a second of imports
-
-    _, table = write_table(folder, "depth", make_depth_table, depth_markdown)
+    table = write_table(folder, lambda: make_depth_table(read_results(folder, "depth")), depth_markdown)
     draw_depths(table, folder / "depth.png")
     return table
-
-
-# ---- documents ----
-
-
-def part_block(folder: Path, family: str, base: str) -> str:
-    """The rows of one part, in a document."""
-    return _table(_part(full_table(folder, "depth"), family, base))

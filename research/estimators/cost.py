@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from xorflow.flows import LatentFlow
 
@@ -21,28 +21,22 @@ _WARM_UP_STEPS = 3
 @contextmanager
 def counted_passes(flow: LatentFlow, rows: int) -> Iterator[dict[str, float]]:
     """Counts evaluations of networks, in batches; `backward` are those that a gradient goes back through."""
-    found = {"forward": 0.0, "backward": 0.0}
+    passes = {"forward": 0.0, "backward": 0.0}
 
-    def count(module: nn.Module, inputs: object, output: Tensor) -> None:
+    def count(module: Any, inputs: object, output: Tensor) -> None:
         del inputs
-        assert isinstance(module, nn.Module)
-        wide = flow.features * (1 if _is_flat(module) else output.shape[-1])
-        share = output.numel() / wide / rows
-        found["forward"] += share
-        found["backward"] += share * output.requires_grad
+        values = 1 if module.choices.binary else output.shape[-1]  # logits are (..., D), or (..., D, U)
+        share = output.numel() / (flow.features * values) / rows
+        passes["forward"] += share
+        passes["backward"] += share * output.requires_grad
 
     networks = [n for layer in flow.layers for n in (layer.conditioner, layer.posterior) if n is not None]
     hooks = [network.register_forward_hook(count) for network in networks]
     try:
-        yield found
+        yield passes
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _is_flat(network: Any) -> bool:
-    """Whether its logits are (..., D) and not (..., D, U)."""
-    return network.choices.binary
 
 
 # ---- repetition ----

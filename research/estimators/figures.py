@@ -18,30 +18,25 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from research.estimators.maps import choose_maps
 from research.estimators.markers import PRINTED, Markers, add_legend, legend_height
-from research.estimators.table import CHANCE, POINTS, SMALL, StudyResults, cost
+from research.estimators.names import POINTS
+from research.estimators.statistics import CHANCE
 from research.estimators.training_figure import draw_training
+from research.estimators.training_table import SMALL
 from research.samples import save_figure
 
 Row = dict[str, Any]
 Place = Callable[[Row], tuple[float, float] | None]
 
 
-def draw_study(results: StudyResults, table: dict[str, Any], folder: Path) -> list[Path]:
-    """Draw whatever the results allow; the files that were written."""
-    made: list[Path] = []
+def draw_study(table: dict[str, Any], maps: Sequence[Row], folder: Path) -> None:
+    """Draw whatever the results allow."""
     for suffix, rows in _pictures_of(_to_compare(table["rows"])).items():
         draw_cost(rows, folder / f"variance_cost{suffix}.png")
         draw_bias(rows, folder / f"bias_variance{suffix}.png")
-        made += [folder / f"variance_cost{suffix}.png", folder / f"bias_variance{suffix}.png"]
-    maps, _ = choose_maps(results.parts, POINTS)
     if maps:
         draw_maps(maps, folder / "variance_pixels.png")
-        made.append(folder / "variance_pixels.png")
-    if draw_training(table, folder / "training.png"):
-        made.append(folder / "training.png")
-    return made
+    draw_training(table, folder / "training.png")
 
 
 def _to_compare(rows: Sequence[Row]) -> list[Row]:
@@ -97,7 +92,14 @@ def _draw_reference(axes: Axes, rows: Sequence[Row]) -> None:
     low, high = axes.get_xlim()
     bounds = axes.get_ylim()
     at = np.geomspace(low, high, 50)
-    axes.plot(at, (cost(held) or 0.0) / at, color="tab:blue", linewidth=0.8, linestyle="--", zorder=0)
+    axes.plot(
+        at,
+        held["variance"] * held["milliseconds"] / at,
+        color="tab:blue",
+        linewidth=0.8,
+        linestyle="--",
+        zorder=0,
+    )
     axes.set_xlim(low, high)
     axes.set_ylim(bounds)
 
@@ -182,28 +184,52 @@ def _below(values: Iterable[float]) -> float:
 
 # ---- maps ----
 
+MOST_MAPS = 15
+_FAR_OFF = ("proposal-prefix", "special-case:rewards=all")
+"""Estimators whose variance is of another order, so that it would leave one colour to all the others."""
 
-def draw_maps(parts: Sequence[Row], path: Path) -> None:
+
+def choose_maps(records: Sequence[Row]) -> tuple[list[Row], dict[str, list[str]]]:
+    """The files of one model of depth 1 at its last point, the most noisy first; and the names of all others, by reason."""
+    images = [record for record in records if record["shape"] is not None and record["depth"] == 1]
+    of_model = [record for record in images if record["model"] == images[0]["model"]]
+    last = max((record["point"] for record in of_model), key=POINTS.index, default=None)
+    at_last = [record for record in of_model if record["point"] == last]
+    noisy = [record for record in at_last if any(record["variance_by_feature"])]
+    near = [record for record in noisy if not record["estimator"].startswith(_FAR_OFF)] or noisy
+    near.sort(key=lambda record: -sum(record["variance_by_feature"]))
+    left_out = {
+        "they have no variance": [record for record in at_last if record not in noisy],
+        "their variance is of another order, and would leave one colour to all others": [
+            record for record in noisy if record not in near
+        ],
+        f"{MOST_MAPS} are shown, and these have the least variance": near[MOST_MAPS:],
+    }
+    names = {why: sorted(record["estimator"] for record in of) for why, of in left_out.items() if of}
+    return near[:MOST_MAPS], names
+
+
+def draw_maps(records: Sequence[Row], path: Path) -> None:
     """For each estimator an image of the variance of its gradient in each pixel's output bias, all on one scale."""
-    images = [np.array(part["variance_by_feature"]).reshape(part["shape"]) for part in parts]
+    images = [np.array(record["variance_by_feature"]).reshape(record["shape"]) for record in records]
     highest = max(float(image.max()) for image in images)
     lowest = max(
         highest * 1e-6, min(float(image[image > 0].min()) for image in images)
     )  # fainter pixels look alike
-    columns = min(5, len(parts))
-    lines = -(-len(parts) // columns)
+    columns = min(5, len(records))
+    lines = -(-len(records) // columns)
     figure = Figure(figsize=(2.6 * columns + 1.2, 2.9 * lines), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False)
     shown = None
     for axes in grid.flat:
         axes.set_axis_off()
-    for axes, part, image in zip(grid.flat, parts, images, strict=False):
+    for axes, record, image in zip(grid.flat, records, images, strict=False):
         shown = axes.imshow(
             np.maximum(image, lowest), norm=LogNorm(lowest, highest), cmap="viridis", interpolation="nearest"
         )
-        axes.set_title(part["estimator"].replace(":", "\n").replace(",baseline", "\nbaseline"), fontsize=7)
+        axes.set_title(record["estimator"].replace(":", "\n").replace(",baseline", "\nbaseline"), fontsize=7)
     assert shown is not None
-    first = parts[0]
+    first = records[0]
     figure.suptitle(
         f"variance of the gradient in each pixel's output bias: {first['model']}, {first['point']}",
         fontsize=9,

@@ -11,7 +11,8 @@ from typing import Any
 from research import results
 from research.estimators.names import REFERENCES
 from research.files import require_folder
-from xorflow import ConfigError
+from xorflow import ConfigError, LatentFlow, UserError
+from xorflow.training import build_estimator
 
 COMMAND = "estimators"
 
@@ -40,27 +41,31 @@ def file_name(text: str) -> str:
     return re.sub(r"[^\w.-]", "-", text.replace(":", ".").replace(",", "."))
 
 
+def refusal(text: str, flow: LatentFlow) -> UserError | None:
+    """Why an estimator is not defined for a flow; None if it is."""
+    try:
+        build_estimator(text).admit(flow)
+    except UserError as error:
+        return error
+    return None
+
+
 def open_study(out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The plan in a folder of results, or an empty one; refuses a folder that holds anything else, or other settings."""
     require_folder(out, COMMAND)
     path = out / "plan.json"
     if not results.exists(path):
-        named = {drawn: list(texts) for drawn, texts in REFERENCES.items()}
-        return {
-            "version": results.VERSION,
-            "settings": dict(settings),
-            "references": named,
-            "models": {},
-            "refused": [],
-        }
+        references = {drawn: list(texts) for drawn, texts in REFERENCES.items()}
+        about = {"version": results.VERSION, "settings": dict(settings), "references": references}
+        return about | {"models": {}, "refused": []}
     plan = results.read(path, COMMAND, ("settings", "models", "refused"))
-    for key, value in settings.items():
+    known = {key: value for key, value in settings.items() if value is not None}
+    for key, value in known.items():
         held = plan["settings"].get(key)
-        if held is not None and value is not None and held != value:
+        if held not in (None, value):
             raise ConfigError(
                 f"{out} holds a study with {key} {held!r}, and this has {value!r}: remove that folder, or choose another --out"
             )
-    known = {key: value for key, value in settings.items() if value is not None}
     return plan | {"settings": plan["settings"] | known}
 
 
@@ -74,7 +79,7 @@ def read_named(path: Path, **names: Any) -> dict[str, Any] | None:
     """A record, which must be of these names; None if there is none."""
     if not results.exists(path):
         return None
-    held = results.read(path, COMMAND, tuple(names))
-    if any(held[key] != value for key, value in names.items()):
+    record = results.read(path, COMMAND, tuple(names))
+    if any(record[key] != value for key, value in names.items()):
         raise results.damaged(path, "it is of another estimator or model")
-    return held
+    return record

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,21 +26,6 @@ _MORE_DRAWS = (4, 16)
 """How many times the draws decide about a bias that chance alone seldom makes."""
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How much is drawn.
-
-    Attributes:
-        draws: of each estimator.
-        warm_up: batches from which running estimates and control variates learn before they are frozen.
-        seed: of all noise.
-    """
-
-    draws: int
-    warm_up: int
-    seed: int
-
-
 class Bench:
     """A flow at given weights and one batch; exact gradients are computed once for all estimators.
 
@@ -51,14 +35,17 @@ class Bench:
     Args:
         flow: the model, as it is trained.
         batch: the data.
-        others: batches for what has to warm up.
-        effort: how much is drawn.
+        others: batches from which running estimates and control variates learn before they are frozen.
+        draws: of each estimator.
+        seed: of all noise.
     """
 
-    def __init__(self, flow: LatentFlow, batch: Batch, others: Sequence[Batch], effort: Effort) -> None:
+    def __init__(
+        self, flow: LatentFlow, batch: Batch, others: Sequence[Batch], draws: int, seed: int = 0
+    ) -> None:
         self.plain = _without_dropout(flow)
         self.flow = copy.deepcopy(self.plain).double()
-        self.effort = effort
+        self._draws, self._seed = draws, seed
         self._batch = self._encoded(self.flow, batch)
         self._plain_batch = self._encoded(self.plain, batch)
         self._others = [self._encoded(self.flow, other) for other in others]
@@ -98,12 +85,12 @@ class Bench:
         parts, slices, parameters = [], [], []
         first = 0
         for part, owner in owners:
-            own = [p for p in owner.parameters() if p.requires_grad]
-            if own:
-                size = sum(p.numel() for p in own)
+            learning = [p for p in owner.parameters() if p.requires_grad]
+            if learning:
+                size = sum(p.numel() for p in learning)
                 parts.append(part)
                 slices.append(slice(first, first + size))
-                parameters += own
+                parameters += learning
                 first += size
         return parts, slices, parameters
 
@@ -112,8 +99,8 @@ class Bench:
     def gradient(self, value: Tensor) -> Tensor:
         """Of a value with graph, in all parameters and then in the last layer's output biases, as one vector (P,)."""
         inputs = [*self._parameters, self._offset]
-        found = torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True)
-        return torch.cat([part.flatten() for part in found])
+        slopes = torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True)
+        return torch.cat([slope.flatten() for slope in slopes])
 
     def _draw(self, estimator: Estimator, generator: torch.Generator) -> Tensor:
         x, context = self._batch
@@ -131,14 +118,10 @@ class Bench:
             stream.add(self._draw(estimator, self._generator(name)))
             stream.close(0, 1)
             return stream
-        groups, count = groups_of(draws or self.effort.draws)
+        groups, count = groups_of(draws or self._draws)
         stream = Stream(self._slices, size, groups, middle, self._pixels)
-        reason = estimator.not_capturable(self.flow)
-        advance, _ = repeatable(
-            lambda generator: stream.add(self._draw(estimator, generator)),
-            lambda: self._generator(name),
-            self.flow.device,
-            captured=reason is None,
+        advance, _ = self._repeatable(
+            estimator, self.flow, lambda generator: stream.add(self._draw(estimator, generator)), name
         )
         stream.clear()
         for group in range(groups):
@@ -147,9 +130,16 @@ class Bench:
             stream.close(group, count)
         return stream
 
+    def _repeatable(
+        self, estimator: Estimator, flow: LatentFlow, step: Callable[[torch.Generator], object], name: str
+    ) -> tuple[Callable[[], object], str]:
+        """A step of an estimator, to be repeated, captured if it can be; see `repeatable`."""
+        captured = estimator.not_capturable(flow) is None
+        return repeatable(step, lambda: self._generator(name), flow.device, captured=captured)
+
     def _generator(self, name: str) -> torch.Generator:
         """Noise of its own for whatever has a name, so that nothing depends on what was measured before."""
-        seed = (self.effort.seed << 32) + zlib.crc32(name.encode())
+        seed = (self._seed << 32) + zlib.crc32(name.encode())
         return torch.Generator(self.flow.device).manual_seed(seed)
 
     def oracle(self, objective: Objective, draws: int) -> Oracle | None:
@@ -163,8 +153,8 @@ class Bench:
 
         if (objective, draws) not in self._oracles:
             x, context = self._batch
-            found = find_oracle(objective, self.flow, x, context, self.gradient, average)
-            self._oracles[objective, draws] = found
+            oracle = find_oracle(objective, self.flow, x, context, self.gradient, average)
+            self._oracles[objective, draws] = oracle
         return self._oracles[objective, draws]
 
     # ---- an estimator ----
@@ -178,17 +168,17 @@ class Bench:
         estimator = build_estimator(text)
         estimator.check(self.flow)
         warmed = self._warm_up(estimator, f"warm-up {text}")
-        rows, stream = self._rows(estimator, text, self.effort.draws)
+        rows, stream = self._rows(estimator, text, self._draws)
         for number, draws in enumerate(_MORE_DRAWS, 1):
             if not any(map(_is_suspect, rows)):
                 break
             before = {(row["part"], row["layer"]): row for row in rows}
             name = f"{text} again" + (f" {number}" if number > 1 else "")
-            rows, stream = self._rows(estimator, name, draws * self.effort.draws)
+            rows, stream = self._rows(estimator, name, draws * self._draws)
             for row in rows:
                 last = before[row["part"], row["layer"]]
-                found = {key: last[key] for key in ("bias", "bias_stderr", "bias_noise", "draws")}
-                row["earlier"] = [*last.get("earlier", ()), found]
+                bias = {key: last[key] for key in ("bias", "bias_stderr", "bias_noise", "draws")}
+                row["earlier"] = [*last.get("earlier", ()), bias]
         shared = {"batch": len(self._batch[0]), "warm_up": warmed, **self.cost(text)}
         return {"rows": [row | shared for row in rows], "variance_by_feature": self._map(stream)}
 
@@ -201,8 +191,8 @@ class Bench:
         rows = []
         for index, part in enumerate(self.parts):
             exact = None if oracle is None else oracle.means[:, self._slices[index]]
-            found = figures(stream, index, exact)
-            if found is None:
+            of_part = figures(stream, index, exact)
+            if of_part is None:
                 continue
             about = {
                 "part": part.role,
@@ -211,7 +201,7 @@ class Bench:
                 "objective": objective.words,
                 "oracle": None if oracle is None else oracle.words(part, self.flow.depth),
             }
-            rows.append(about | rounded(found) | {"draws": stream.count, "groups": len(stream.counts)})
+            rows.append(about | rounded(of_part) | {"draws": stream.count, "groups": len(stream.counts)})
         return rows, stream
 
     def _map(self, stream: Stream) -> list[float]:
@@ -225,14 +215,16 @@ class Bench:
         estimator.prepare(self.flow)
         if not estimator.state_dict() or not self._others:
             return 0
-        own = list(estimator.parameters())
-        optimiser = torch.optim.Adam(own, lr=_CONTROL_RATE) if own else None
+        controls = list(estimator.parameters())
+        optimiser = torch.optim.Adam(controls, lr=_CONTROL_RATE) if controls else None
         generator = self._generator(name)
         for step, (x, context) in enumerate(self._others):
             draws = estimator.draw(self.flow, len(x), generator)
             loss = estimator.loss(self.flow, x, context, draws)
             if optimiser is not None and loss.control is not None:
-                for parameter, slope in zip(own, torch.autograd.grad(loss.control, own), strict=True):
+                for parameter, slope in zip(
+                    controls, torch.autograd.grad(loss.control, controls), strict=True
+                ):
                     parameter.grad = slope
                 optimiser.param_groups[0]["lr"] = _CONTROL_RATE * (1 - step / len(self._others))
                 optimiser.step()
@@ -256,12 +248,9 @@ class Bench:
 
         with counted_passes(self.plain, len(x)) as passes:
             step(self._generator(text))
-        reason = estimator.not_capturable(self.plain)
         device = self.plain.device
         with tf32_matmul(device.type == "cuda"):
-            advance, kind = repeatable(
-                step, lambda: self._generator(f"cost {text}"), device, captured=reason is None
-            )
+            advance, kind = self._repeatable(estimator, self.plain, step, f"cost {text}")
             taken = milliseconds(advance, device)
         counts = {"passes": passes["forward"], "backward_passes": passes["backward"]}
         return rounded(counts | {"milliseconds": taken}, 4) | {"step": kind}

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
-from research.budgets import write_array, write_digits
-from research.estimators.names import default_estimators
-from xorflow import ConfigError, LatentFlow, data
+from research.budgets import write_digits, write_images
+from research.estimators.names import POINTS, default_estimators
+from research.files import require_same
+from xorflow import LatentFlow
 from xorflow.data import Dataset
 from xorflow.training import (
     CONDITIONERS,
-    HARMLESS,
-    Observer,
     Options,
     Progress,
     begin_run,
@@ -32,8 +30,6 @@ from xorflow.training import (
     reopen_run,
     untrained,
 )
-
-POINTS = ("start", "middle", "converged")
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ STUDY_BUDGETS: tuple[StudyBudget, ...] = (
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to be studied.
+    """A model to be studied, which is a run, or becomes one.
 
     Attributes:
         name: its name in files.
@@ -98,11 +94,11 @@ class Subject:
         points: at which weights it is studied by default.
         known: at which it can be.
         estimators: the default ones.
-        blank: the model with any weights, without training anything.
-        at: the model at a point; trains it, if need be.
+        run: the folder of its run.
+        options: of that run.
         dataset: its data.
-        device: where it is trained and studied.
-        pinned: whether that is so whatever device is asked for.
+        blank: the model with any weights, without training anything.
+        pinned: whether its device is that of its options, whatever device is asked for.
     """
 
     name: str
@@ -111,11 +107,61 @@ class Subject:
     points: tuple[str, ...]
     known: tuple[str, ...]
     estimators: tuple[str, ...]
-    blank: Callable[[], LatentFlow]
-    at: Callable[[str, Observer | None], LatentFlow]
+    run: Path
+    options: Options
     dataset: Callable[[], Dataset]
-    device: str
+    blank: Callable[[], LatentFlow]
     pinned: bool = False
+
+    def at(self, point: str) -> LatentFlow:
+        """The model at a point of its training, which is made or continued if it is not finished."""
+        middle = self.run.with_name("middle.safetensors")
+        if not (self.run / "result.json").exists():
+            self._train(middle)
+        opened = open_run(self.run, device=self.options.device)
+        flow = untrained(opened) if point == "start" else opened.flow
+        assert isinstance(flow, LatentFlow)
+        if point == "middle":
+            flow.load_state_dict(load_file(middle))
+        return flow.to(opened.flow.device)
+
+    def _train(self, middle: Path) -> None:
+        keeper = _Keeper(middle, middle_epoch(self.options.epochs))
+        if (self.run / "config.json").exists():
+            before = read_config(self.run / "config.json")[0].to_json()
+            remedy = "remove that folder, or choose another --work"
+            require_same(before, self.options.to_json(), f"the run in {self.run} was begun", remedy)
+            device = {"device": self.options.device}
+            trainer = reopen_run(self.run, device, keeper, dataset=self.dataset())
+        else:
+            trainer = begin_run(self.options, self.run, keeper, dataset=self.dataset())
+        keeper.flow = trainer.flow
+        complete_run(trainer)
+
+
+class _Keeper:
+    """Keeps the weights that a run has after some epoch."""
+
+    flow: nn.Module
+
+    def __init__(self, path: Path, epoch: int) -> None:
+        self._path, self._epoch = path, epoch
+
+    def on_start(self, total_steps: int, progress: Progress) -> None:
+        pass
+
+    def on_step(self, step: int) -> None:
+        pass
+
+    def on_epoch(self, record: dict[str, Any]) -> None:
+        if record["epoch"] == self._epoch:
+            weights = {name: value.detach().cpu().clone() for name, value in self.flow.state_dict().items()}
+            save_file(weights, self._path)
+
+
+def middle_epoch(epochs: int) -> int:
+    """After which epoch training is half-way: early, since the learning rate falls and most is learnt at once."""
+    return max(1, epochs // 4)
 
 
 # ---- models of our own ----
@@ -173,9 +219,9 @@ def hidden_units(options: Options) -> tuple[int, ...]:
 
 def image_options(budget: StudyBudget, work: Path) -> Options:
     """Of one layer on images, on the paper's fixed base."""
-    own = {"data": str(work.absolute() / "digits.npy"), "test": 100.0} if budget.digits else {}
+    small = {"data": str(work.absolute() / "digits.npy"), "test": 100.0} if budget.digits else {}
     return Options().replace(
-        **own,
+        **small,
         conditioner=f"made:hidden={budget.hidden}",
         base="fixed",
         init="biases",
@@ -187,122 +233,54 @@ def image_options(budget: StudyBudget, work: Path) -> Options:
 
 
 def _own(name: str, title: str, options: Options, folder: Path, budget: StudyBudget) -> Subject:
-    small = name in _SMALL
-    depth, middle = options.layers or 1, middle_epoch(options.epochs)
-    points = budget.points if not small else tuple(p for p in budget.points if p != "middle")
-    words = (
-        f"trained for {_epochs(options.epochs)} by {options.estimator}, on a fixed base, networks of "
-        f"{hidden_units(options)[0]:,} hidden units{f'; middle: after epoch {middle}' if 'middle' in points else ''}"
-    )
+    small, posterior = name in _SMALL, options.posterior != "none"
+    points = tuple(point for point in budget.points if not small or point != "middle")
+    middle = f"; middle: after epoch {middle_epoch(options.epochs)}" if "middle" in points else ""
+    dataset = functools.cache(lambda: make_data(options, budget))
 
-    @functools.cache
-    def dataset() -> Dataset:
-        make_data(Path(options.data), budget)
-        return build_data(options)
+    def blank() -> LatentFlow:
+        return blank_flow(options, dataset())
 
-    def at(point: str, observer: Observer | None) -> LatentFlow:
-        return _trained(options, folder, dataset(), point, observer)
-
-    posterior = options.posterior != "none"
-    estimators = default_estimators(depth, posterior=posterior, alone=posterior and not small)
-    blank = lambda: _blank(options, dataset())  # noqa: E731
     return Subject(
-        name, title, words, points, POINTS, estimators, blank, at, dataset, options.device, pinned=small
+        name=name,
+        title=title,
+        words=f"{_trained_by(options)}, on a fixed base, networks of {hidden_units(options)[0]:,} hidden units{middle}",
+        points=points,
+        known=POINTS,
+        estimators=default_estimators(
+            options.layers or 1, posterior=posterior, alone=posterior and not small
+        ),
+        run=folder / "run",
+        options=options,
+        dataset=dataset,
+        blank=blank,
+        pinned=small,
     )
 
 
-def _epochs(count: int) -> str:
-    return "1 epoch" if count == 1 else f"{count} epochs"
+def _trained_by(options: Options) -> str:
+    epochs = "1 epoch" if options.epochs == 1 else f"{options.epochs} epochs"
+    return f"trained for {epochs} by {options.estimator}"
 
 
-def middle_epoch(epochs: int) -> int:
-    """After which epoch training is half-way: early, since the learning rate falls and most is learnt at once."""
-    return max(1, epochs // 4)
-
-
-def _blank(options: Options, dataset: Dataset) -> LatentFlow:
+def blank_flow(options: Options, dataset: Dataset) -> LatentFlow:
+    """The model of options with any weights."""
     with torch.random.fork_rng(devices=[]):
         flow = build_flow(options, dataset)
     assert isinstance(flow, LatentFlow)
     return flow
 
 
-def make_data(path: Path, budget: StudyBudget) -> None:
-    """Write the file of a model's data, if it has one of our own that is not there."""
-    if path.suffix != ".npy" or path.exists():
-        return
-    if budget.digits and path.stem == "digits":
-        write_digits(path)
-        return
-    count = int(path.stem.removeprefix("pixels"))
-    grey = data.mnist(validation=0).train.values[:_PIXEL_ROWS].reshape(-1, 28, 28).numpy()
-    chosen = np.stack([grey[:, row, column] for row, column in _PIXELS[:count]], 1)
-    write_array(path, data.binarise(np.ascontiguousarray(chosen), seed=0, stream=0))
-
-
-class _Keeper:
-    """Keeps the weights of the points that a run passes, and passes on what happens."""
-
-    def __init__(self, folder: Path, middle: int, observer: Observer | None) -> None:
-        self.flow: torch.nn.Module | None = None
-        self._folder, self._middle, self._observer = folder, middle, observer
-
-    def on_start(self, total_steps: int, progress: Progress) -> None:
-        if progress.step == 0:
-            self._keep("start")
-        if self._observer is not None:
-            self._observer.on_start(total_steps, progress)
-
-    def on_step(self, step: int) -> None:
-        if self._observer is not None:
-            self._observer.on_step(step)
-
-    def on_epoch(self, record: dict[str, Any]) -> None:
-        if record["epoch"] == self._middle:
-            self._keep("middle")
-        if self._observer is not None:
-            self._observer.on_epoch(record)
-
-    def _keep(self, point: str) -> None:
-        assert self.flow is not None
-        self._folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: tensor.detach().cpu().clone() for name, tensor in self.flow.state_dict().items()}
-        save_file(weights, self._folder / f"{point}.safetensors")
-
-
-def _trained(
-    options: Options, folder: Path, dataset: Dataset, point: str, observer: Observer | None
-) -> LatentFlow:
-    """The model at a point of its training, which is made or continued if it is not finished."""
-    run, points = folder / "run", folder / "points"
-    _require_same(options, run)
-    if not (run / "result.json").exists():
-        keeper = _Keeper(points, middle_epoch(options.epochs), observer)
-        begun = (run / "config.json").exists()
-        trainer = (
-            reopen_run(run, {"device": options.device}, keeper, dataset=dataset)
-            if begun
-            else begin_run(options, run, keeper, dataset=dataset)
-        )
-        keeper.flow = trainer.flow
-        complete_run(trainer)
-    flow = open_run(run, device=options.device).latent
-    if point != "converged":
-        flow.load_state_dict(load_file(points / f"{point}.safetensors"))
-    return flow
-
-
-def _require_same(options: Options, run: Path) -> None:
-    """A run that was begun with other options is not the model that is asked for."""
-    if not (run / "config.json").exists():
-        return
-    before = read_config(run / "config.json")[0].to_json()
-    for key, value in options.to_json().items():
-        if before[key] != value and key not in HARMLESS:
-            raise ConfigError(
-                f"the run in {run} was begun with {key} {before[key]!r}, and the study needs {value!r}: remove that folder, or "
-                "choose another --work"
-            )
+def make_data(options: Options, budget: StudyBudget) -> Dataset:
+    """The data of a model; if they are our own, their file is written unless it is there."""
+    path = Path(options.data)
+    if path.suffix == ".npy" and not path.exists():
+        if budget.digits and path.stem == "digits":
+            write_digits(path)
+        else:
+            rows, columns = zip(*_PIXELS[: int(path.stem.removeprefix("pixels"))], strict=True)
+            write_images(path, _PIXEL_ROWS, lambda grey: grey[:, rows, columns])
+    return build_data(options)
 
 
 # ---- the run of a user ----
@@ -311,35 +289,16 @@ def _require_same(options: Options, run: Path) -> None:
 def run_model(run: Path, device: str) -> Subject:
     """A finished run, at the end of its training and, if it was made from options, at its start."""
     opened = open_run(run, device=device)
-    flow = opened.latent
-    known = ("converged",) if opened.options.layers is None else ("start", "converged")
-
-    def at(point: str, observer: Observer | None) -> LatentFlow:
-        del observer
-        if point == "converged":
-            return flow
-        begun = untrained(opened)
-        assert isinstance(begun, LatentFlow)
-        return begun.to(flow.device)
-
+    name, flow = run.resolve().name, opened.latent
     return Subject(
-        name=run.resolve().name,
-        title=f"the run in {run.resolve().name}",
-        words=f"trained for {_epochs(opened.options.epochs)} by {opened.options.estimator}",
+        name=name,
+        title=f"the run in {name}",
+        words=_trained_by(opened.options),
         points=("converged",),
-        known=known,
+        known=("converged",) if opened.options.layers is None else ("start", "converged"),
         estimators=default_estimators(flow.depth, posterior=flow.has_posterior),
-        blank=lambda: flow,
-        at=at,
+        run=run,
+        options=opened.options.replace(device=device),
         dataset=opened.data,
-        device=device,
+        blank=lambda: flow,
     )
-
-
-def fingerprint(flow: LatentFlow) -> str:
-    """SHA-256 of all weights."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(flow.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from xorflow import ConfigError
 from xorflow.training import build_estimator
+
+POINTS = ("start", "middle", "converged")
+"""Of training, at which models are studied."""
 
 PAPER_CONTROLS: tuple[str, ...] = (
     "special-case",
@@ -104,26 +107,9 @@ def parse_estimators(given: Sequence[str] | None) -> tuple[str, ...] | None:
     """
     if not given:
         return None
-    found: list[str] = []
-    for text in given:
-        for item in re.split(r"[\s;]+", re.sub(r",\s+", ";", text.strip())):
-            found += _cut_at_commas(item)
-    if not found:
+    names = [name for text in given for name in re.split(r"[\s;]+|,(?![a-z_]+=)", text) if name]
+    if not names:
         raise ConfigError("--estimators names none; as in --estimators 'disarm leave-one-out:samples=4'")
-    _check(found)
-    return tuple(dict.fromkeys(found))
-
-
-def _cut_at_commas(text: str) -> Iterable[str]:
-    items: list[str] = []
-    for token in filter(None, text.split(",")):
-        if items and re.match(r"[a-z_]+=", token):
-            items[-1] += f",{token}"
-        else:
-            items.append(token)
-    return items
-
-
-def _check(texts: Iterable[str]) -> None:
-    for text in texts:
-        build_estimator(text)
+    for name in names:
+        build_estimator(name)
+    return tuple(dict.fromkeys(names))

@@ -63,13 +63,13 @@ class Objective:
             source = "the posterior" if self.proposal == "q" else "the generator"
             summed = ", the last layer summed out" if self.sum_last else ""
             return f"bound of {self.samples} samples from {source}{summed}"
-        words = {
+        bound = {
             "special": "special-case bound",
             "evidence": "evidence lower bound",
             "likelihood": "log-likelihood",
             "summed": "bound with the last layer summed out",
         }[self.kind]
-        return f"{words}, {self.entropy:g} times the entropy added" if self.entropy else words
+        return f"{bound}, {self.entropy:g} times the entropy added" if self.entropy else bound
 
 
 def objective_of(estimator: Estimator, flow: LatentFlow) -> Objective:

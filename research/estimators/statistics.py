@@ -7,6 +7,7 @@ zero for an unbiased estimator.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ class Stream:
     """Sums of gradients, group by group, in float64; adding one is a few operations in place, which may be captured.
 
     Args:
-        parts: the pieces of a gradient that are reported by themselves.
+        slices: the pieces of a gradient that are reported by themselves.
         size: the length of a gradient.
         groups: how many groups there will be.
         centre: what is subtracted from each gradient, for the sake of rounding: near its mean, (P,).
@@ -85,20 +86,19 @@ class Stream:
 
     def __init__(
         self,
-        parts: Sequence[slice],
+        slices: Sequence[slice],
         size: int,
         groups: int,
         centre: Tensor,
         pixels: slice | None = None,
     ) -> None:
-        self.parts, self.centre, self._pixels = list(parts), centre, pixels
-        self._norms = [centre[part].norm() for part in self.parts]
-        new = lambda *shape: torch.zeros(shape, dtype=torch.float64, device=centre.device)  # noqa: E731
-        self.sums = new(groups, size)
-        self.squares = new(groups, len(self.parts))
-        self.cosines = new(groups, len(self.parts))
+        self.slices, self.centre, self._pixels = list(slices), centre, pixels
+        self._norms = [centre[part].norm() for part in self.slices]
+        new = functools.partial(torch.zeros, dtype=torch.float64, device=centre.device)
+        count = len(self.slices)
+        self.sums, self.squares, self.cosines = new(groups, size), new(groups, count), new(groups, count)
         self.counts = [0] * groups
-        self._sum, self._squares, self._cosines = new(size), new(len(self.parts)), new(len(self.parts))
+        self._sum, self._squares, self._cosines = new(size), new(count), new(count)
         width = 0 if pixels is None else pixels.stop - pixels.start
         self._entries, self._entry_squares = new(width), new(width)
 
@@ -106,7 +106,7 @@ class Stream:
         """Take one more gradient (P,) into the group at hand."""
         rest = gradient - self.centre
         self._sum += rest
-        for index, part in enumerate(self.parts):
+        for index, part in enumerate(self.slices):
             self._squares[index] += rest[part].square().sum()
             norms = gradient[part].norm() * self._norms[index]
             self._cosines[index] += (gradient[part] @ self.centre[part]) / norms.clamp_min(1e-300)
@@ -138,12 +138,12 @@ class Stream:
 
     def spread(self, index: int) -> Estimate:
         """The trace of the covariance of a part of the gradient: the mean over groups of what each says."""
-        part, count = self.parts[index], self.counts[0]
+        part, count = self.slices[index], self.counts[0]
         if count < 2:
             return Estimate(0.0, 0.0)
         squares = self.squares[:, index] - self.sums[:, part].square().sum(1) / count
-        found = squares / (count - 1)
-        return Estimate(float(found.mean()), float(found.std()) / math.sqrt(len(found)))
+        traces = squares / (count - 1)
+        return Estimate(float(traces.mean()), float(traces.std()) / math.sqrt(len(traces)))
 
     def cosine(self, index: int) -> float:
         """The mean cosine of a single gradient with the centre."""
@@ -164,28 +164,22 @@ def figures(stream: Stream, index: int, exact: Tensor | None) -> dict[str, Any] 
         exact: the exact gradient of that part, (1, P'), or the means of independent groups of draws of it, (G, P'); None if
             there is no oracle.
     """
-    part = stream.parts[index]
-    means, spread = stream.means(part), stream.spread(index)
-    own = _squared_norm(means)
-    if own.value == 0 and (exact is None or not bool(exact.any())):
+    means, spread = stream.means(stream.slices[index]), stream.spread(index)
+    squared = _squared_norm(means)
+    if squared.value == 0 and (exact is None or not bool(exact.any())):
         return None
-    known = own if exact is None else _squared_norm(exact)
-    scale = known.value
-    found: dict[str, Any] = {"norm": math.sqrt(max(0.0, scale)), "trace": spread.value}
-    comparison = _compared(stream, index, means, exact, known)
+    target = squared if exact is None else _squared_norm(exact)
+    scale = target.value
+    row: dict[str, Any] = {"norm": math.sqrt(max(0.0, scale)), "trace": spread.value}
+    row |= _compared(stream, index, means, exact, target)
     if scale <= 0:  # the noise hides that there is a gradient at all
-        nothing = dict.fromkeys(("variance", "variance_stderr", "snr"))
-        return found | comparison | nothing
+        return row | dict.fromkeys(("variance", "variance_stderr", "snr"))
     variance = _unless_rounding(spread.value / scale)
-    return (
-        found
-        | comparison
-        | {
-            "variance": variance,
-            "variance_stderr": spread.stderr / scale if variance else 0.0,
-            "snr": math.sqrt(max(0.0, own.value) / spread.value) if variance else None,
-        }
-    )
+    return row | {
+        "variance": variance,
+        "variance_stderr": spread.stderr / scale if variance else 0.0,
+        "snr": math.sqrt(max(0.0, squared.value) / spread.value) if variance else None,
+    }
 
 
 def _compared(

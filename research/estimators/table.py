@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from research import results as records
+from research.estimators.figures import choose_maps, draw_study
 from research.estimators.files import COMMAND
-from research.estimators.maps import choose_maps
-from research.results import damage_as_error, line
+from research.estimators.names import POINTS
+from research.estimators.training_table import SMALL, training_table
+from research.tables import markdown_table, short, with_error
 
-POINTS = ("start", "middle", "converged")
-SMALL = 16
-"""Features of models that only serve to be enumerated."""
+Row = dict[str, Any]
 
 MEANING = (
     "Every row is one estimator's gradient in the parameters of one layer, for one batch of data. Bias is the squared "
@@ -40,9 +40,9 @@ MEANING = (
 class StudyResults:
     """The plan of a study, its measurements, and its training runs, as their files hold them."""
 
-    plan: dict[str, Any]
-    parts: tuple[dict[str, Any], ...]
-    training: tuple[dict[str, Any], ...]
+    plan: Row
+    measurements: tuple[Row, ...]
+    training: tuple[Row, ...]
 
 
 def read_study(folder: Path) -> StudyResults:
@@ -58,10 +58,10 @@ def read_study(folder: Path) -> StudyResults:
 # ---- the table as numbers ----
 
 
-def make_study_table(results: StudyResults) -> dict[str, Any]:
+def make_study_table(results: StudyResults) -> Row:
     """What `table.json` holds."""
     plan = results.plan
-    rows = [row for part in results.parts for row in _rows_of(part)]
+    rows = [row for measurement in results.measurements for row in _rows_of(measurement)]
     models = list(plan["models"])
     rows.sort(key=lambda row: (models.index(row["model"]), POINTS.index(row["point"])))
     for row in rows:
@@ -73,39 +73,38 @@ def make_study_table(results: StudyResults) -> dict[str, Any]:
         "models": plan["models"],
         "rows": rows,
         "refused": plan["refused"],
-        "seconds": _seconds(results.parts),
-        "maps_left_out": choose_maps(results.parts, POINTS)[1],
+        "seconds": _seconds(results.measurements),
+        "maps_left_out": choose_maps(results.measurements)[1],
         "training": [{key: run[key] for key in run if key != "version"} for run in results.training],
     }
 
 
-def _seconds(parts: Sequence[dict[str, Any]]) -> dict[str, float]:
+def _seconds(measurements: Sequence[Row]) -> dict[str, float]:
     """What all draws on each device took, if every file of it says so."""
-    taken: dict[str, list[float]] = {}
-    for part in parts:
-        taken.setdefault(part["device"], []).append(part.get("seconds", math.nan))
-    return {device: round(sum(found), 1) for device, found in taken.items() if not math.isnan(sum(found))}
+    taken: dict[str, float] = {}
+    for measurement in measurements:
+        taken[measurement["device"]] = taken.get(measurement["device"], 0.0) + measurement.get(
+            "seconds", math.nan
+        )
+    return {device: round(seconds, 1) for device, seconds in taken.items() if not math.isnan(seconds)}
 
 
-def _rows_of(part: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows_of(measurement: Row) -> list[Row]:
     """The rows of a file, each with all that tells it from others."""
-    name = {key: part[key] for key in ("model", "point", "estimator")}
-    about = {key: part[key] for key in ("depth", "features", "device")}
-    return [{"id": ".".join([*name.values(), _layer_name(row)])} | name | row | about for row in part["rows"]]
+    name = {key: measurement[key] for key in ("model", "point", "estimator")}
+    about = {key: measurement[key] for key in ("depth", "features", "device")}
+    return [
+        {"id": ".".join([*name.values(), f"{row['part']}{row['layer'] or ''}"])} | name | row | about
+        for row in measurement["rows"]
+    ]
 
 
-def _layer_name(row: dict[str, Any]) -> str:
-    return row["part"] if row["layer"] is None else f"{row['part']}{row['layer']}"
-
-
-def cost(row: dict[str, Any]) -> float | None:
+def cost(row: Row) -> float | None:
     """Variance times time."""
     return None if row["variance"] is None else row["variance"] * row["milliseconds"]
 
 
-def _at_equal_cost(
-    row: dict[str, Any], rows: Sequence[dict[str, Any]], references: dict[str, list[str]]
-) -> dict[str, Any]:
+def _at_equal_cost(row: Row, rows: Sequence[Row], references: dict[str, list[str]]) -> Row:
     """Beside the best reference of the same objective: the variance of another gradient says nothing about this one."""
     drawn = "posterior" if row["objective"].startswith("evidence") else "generator"
     beside = [
@@ -114,142 +113,124 @@ def _at_equal_cost(
         if other["objective"] == row["objective"] and other["estimator"] in references[drawn] and cost(other)
     ]
     best = min(beside, key=lambda r: cost(r) or math.inf, default=None)
-    own = cost(row)
-    if best is None or own is None:
+    of_row = cost(row)
+    if best is None or of_row is None:
         return {"variance_at_equal_cost": None, "reference": None}
-    ratio = float(f"{own / (cost(best) or math.inf):.6g}")
+    ratio = float(f"{of_row / (cost(best) or math.inf):.6g}")
     return {"variance_at_equal_cost": ratio, "reference": best["estimator"]}
 
 
-CHANCE = 3.0
-"""A bias of at most so many standard errors is not told from zero."""
-
-
-def same_gradient(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def same_gradient(row: Row, rows: Iterable[Row]) -> list[Row]:
     """The rows of all estimators for the same model, point and layer."""
-    keys = ("model", "point", "part", "layer")
-    return [other for other in rows if all(other[key] == row[key] for key in keys)]
+    return [other for other in rows if _gradient(other) == _gradient(row)]
+
+
+def _gradient(row: Row) -> tuple[Any, ...]:
+    return row["model"], row["point"], row["part"], row["layer"]
 
 
 # ---- the table as text ----
 
 
-def study_markdown(table: dict[str, Any]) -> str:
+def study_markdown(table: Row) -> str:
     """What `table.md` holds: a table for each model, point and layer."""
-    parts = [MEANING]
+    sections = [table["settings"]["words"], MEANING]
     for model, about in table["models"].items():
         rows = [row for row in table["rows"] if row["model"] == model]
         if rows:
-            parts.append(f"## {about['title']}\n\n{about['words'][:1].upper()}{about['words'][1:]}.")
+            sections.append(f"## {about['title']}\n\n{about['words'][:1].upper()}{about['words'][1:]}.")
         for first in _first_of_each(rows):
-            heading = f"### {_where(first)}"
-            parts.append(f"{heading}\n\n{estimator_table(same_gradient(first, rows))}")
+            heading = f"### {first['point'].capitalize()}: {layer_of(first)}"
+            sections.append(f"{heading}\n\n{estimator_table(same_gradient(first, rows))}")
     if table["training"]:
-        parts.append(f"## Training\n\n{training_table(table)}")
+        sections.append(f"## Training\n\n{training_table(table)}")
     if table["refused"]:
         refused = [f"- {r['model']}, {r['estimator']}: {r['reason']}" for r in table["refused"]]
-        parts.append("## Not defined\n\n" + "\n".join(refused))
-    return "\n\n".join(parts)
+        sections.append("## Not defined\n\n" + "\n".join(refused))
+    return "\n\n".join(sections)
 
 
-def _first_of_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in rows:
-        key = (POINTS.index(row["point"]), row["part"] != "generator", row["part"], row["layer"] or 0)
-        found.setdefault(key, row)
-    return [found[key] for key in sorted(found)]
+def _first_of_each(rows: Sequence[Row]) -> list[Row]:
+    """A row of each gradient, generators before posteriors and the base."""
+    firsts = {_gradient(row): row for row in reversed(rows)}
+    return sorted(
+        firsts.values(),
+        key=lambda row: (
+            POINTS.index(row["point"]),
+            row["part"] != "generator",
+            row["part"],
+            row["layer"] or 0,
+        ),
+    )
 
 
-def _where(row: dict[str, Any]) -> str:
-    layer = row["part"] if row["layer"] is None else f"{row['part']} of layer {row['layer']}"
-    return f"{row['point'].capitalize()}: {layer}"
+def layer_of(row: Row) -> str:
+    """Whose gradient it is."""
+    return row["part"] if row["layer"] is None else f"{row['part']} of layer {row['layer']}"
 
 
-_HEAD = (
-    "| estimator | claim | bias | variance | SNR | cosine | passes | ms | at equal cost | objective | oracle |",
-    "|---|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
-)
-
-
-def estimator_table(rows: Sequence[dict[str, Any]]) -> str:
+def estimator_table(rows: Sequence[Row]) -> str:
     """All estimators of one gradient, in Markdown."""
-    lines: list[str] = [*_HEAD]
-    for row in rows:
-        cells = (
-            f"`{row['estimator']}`",
-            row["claim"],
-            with_error(row["bias"], row["bias_stderr"]),
-            short(row["variance"]),
-            short(row["snr"]),
-            short(row["cosine"]),
-            short(row["passes"]),
-            short(row["milliseconds"]),
-            short(row["variance_at_equal_cost"]),
-            row["objective"],
-            row["oracle"] or "none",
-        )
-        lines.append(line([*cells]))
-    return "\n".join(lines)
-
-
-def training_table(table: dict[str, Any]) -> str:
-    """What each estimator reaches in the same steps, in Markdown; the lower of two bounds is the better."""
-    lines = [
-        "| depth | estimator | objective | greedy NLL | NLL | which is | ELBO | seconds | ms |",
-        "|---:|---|---|---:|---:|---|---:|---:|---:|",
-    ]
-    for run in sorted(table["training"], key=lambda run: (run["depth"], run.get("nll") or math.inf)):
-        name = (str(run["depth"]), f"`{run['estimator']}`")
-        if run.get("error"):
-            cells = [*name, run["error"], *["–"] * 6]
-        else:
-            kind = "exact" if run["kind"] == "exact" else f"bound, {run['samples']:,} samples"
-            elbo = run.get("elbo_nll")
-            cells = [
-                *(*name, objective_of_run(table, run) or "–", f"{run['greedy_nll']:.2f}"),
-                *(f"{run['nll']:.2f}", kind, "–" if elbo is None else f"{elbo:.2f}"),
-                *(f"{run['seconds']:.1f}", short(_milliseconds(table, run))),
+    figures = ("variance", "snr", "cosine", "passes", "milliseconds", "variance_at_equal_cost")
+    return markdown_table(
+        "estimator | claim | >bias | >variance | >SNR | >cosine | >passes | >ms | >at equal cost | objective | oracle",
+        (
+            [
+                *(f"`{row['estimator']}`", row["claim"], with_error(row["bias"], row["bias_stderr"])),
+                *(short(row[key]) for key in figures),
+                *(row["objective"], row["oracle"] or "none"),
             ]
-        lines.append(line([*cells]))
-    return "\n".join(lines)
+            for row in rows
+        ),
+    )
 
 
-def objective_of_run(table: dict[str, Any], run: dict[str, Any]) -> str | None:
-    """What a run of the comparison maximised, as the measurements of its estimator say; None if there are none."""
-    return next((row["objective"] for row in table["rows"] if _is_of(row, run)), None)
+# ---- estimators of several samples or arms against the paper's best control variate, at equal measured time ----
+
+_UNSTEADY = 0.3
+"""A standard error beyond this part of the variance: a few draws carry most of it, and no winner is named."""
+_SEVERAL = ("leave-one-out", "vimco", "disarm", "arms", "double-cv")
+"""Estimators of several samples or arms."""
+_KINDS = {"generator": "special-case bound", "posterior": "evidence lower bound"}
+"""Whose gradients are compared, and under which objective: that of the paper's control variates for it."""
 
 
-def rows_of_run(table: dict[str, Any], run: dict[str, Any], *, small: bool = False) -> list[dict[str, Any]]:
-    """The measurements of a run's estimator at the run's depth: on images, or also on a few pixels."""
-    return [row for row in table["rows"] if _is_of(row, run) and (small or row["features"] > SMALL)]
+def best_of_several(rows: Sequence[Row]) -> list[Row]:
+    """For each gradient that has a reference: the best estimator of several samples or arms, at equal time."""
+    best: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        several = row["estimator"].startswith(_SEVERAL) and row["draws"] > 1
+        comparable = row["objective"] == _KINDS.get(row["part"]) and row["variance_at_equal_cost"] is not None
+        if several and comparable:
+            rival = best.get(_gradient(row), row)
+            best[_gradient(row)] = min(rival, row, key=lambda r: cost(r) or 0.0)
+    return sorted(best.values(), key=lambda row: list(_KINDS).index(row["part"]))
 
 
-def _is_of(row: dict[str, Any], run: dict[str, Any]) -> bool:
-    return (row["estimator"], row["depth"]) == (run["estimator"], run["depth"])
-
-
-def _milliseconds(table: dict[str, Any], run: dict[str, Any]) -> float | None:
-    """Of one gradient, alone on the device."""
-    return next((row["milliseconds"] for row in rows_of_run(table, run)), None)
-
-
-def short(value: float | None) -> str:
-    """Three digits, or a dash."""
-    if value is None:
-        return "–"
-    return "0" if value == 0 else f"{value:.3g}"
-
-
-def with_error(value: float | None, stderr: float | None) -> str:
-    if value is None or stderr is None:
-        return "–"
-    return short(value) if stderr == 0 else f"{value:.2g} ± {stderr:.1g}"
+def best_table(table: Row) -> str:
+    """On images: the best of several samples or arms beside the paper's best, gradient by gradient."""
+    rows = [row for row in table["rows"] if row["features"] > SMALL]
+    lines = []
+    for row in best_of_several(rows):
+        of = "posterior of " if row["part"] == "posterior" else ""
+        cells = [f"{row['model']}, {row['point']}, {of}layer {row['layer']}"]
+        beside = (other for other in same_gradient(row, rows) if other["estimator"] == row["reference"])
+        for shown in (next(beside), row):
+            mark = "" if shown["variance_stderr"] <= _UNSTEADY * shown["variance"] else " †"
+            spread = f"{shown['variance']:.2g} ± {shown['variance_stderr']:.1g}{mark}"
+            cells += [f"`{shown['estimator']}`{mark}", spread, short(shown["milliseconds"])]
+        lines.append([*cells, f"{row['variance_at_equal_cost']:.2g}"])
+    return markdown_table(
+        "gradient | the paper's best control variate | >variance | >ms | best of several samples or arms | >variance | >ms | "
+        ">at equal time",
+        lines,
+    )
 
 
 # ---- files ----
 
 
-def _lines(table: dict[str, Any]) -> str:
+def _lines(table: Row) -> str:
     """JSON with one line for each row: short, and its changes can be read row by row."""
     entries = []
     for key, value in table.items():
@@ -260,15 +241,9 @@ def _lines(table: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
-def write_study(folder: Path) -> dict[str, Any]:
+def write_study(folder: Path) -> Row:
     """Write `table.json`, `table.md` and the pictures from the result files in a folder; returns the table."""
-    from research.estimators.figures import draw_study  # half a second of imports
-
     results = read_study(folder)
-    with damage_as_error(f"a record in {folder}"):
-        table = make_study_table(results)
-        text = f"{table['settings']['words']}\n\n{study_markdown(table)}\n"
-    records.write_bytes(folder / "table.json", _lines(table).encode())
-    records.write_bytes(folder / "table.md", text.encode())
-    draw_study(results, table, folder)
+    table = records.write_table(folder, lambda: make_study_table(results), study_markdown, _lines)
+    draw_study(table, choose_maps(results.measurements)[0], folder)
     return table

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from research import results
-from research.estimators.files import file_name, open_study, read_named, write_plan
-from research.estimators.models import StudyBudget, hidden_units, image_options, make_data, posterior_of
+from research.display import Planned
+from research.estimators.files import file_name, open_study, read_named, refusal, write_plan
+from research.estimators.models import blank_flow, hidden_units, image_options, make_data, posterior_of
 from research.estimators.names import default_estimators
 from research.estimators.study import StudyRequest
-from xorflow import ConfigError, ModelError
-from xorflow.data import Dataset
+from xorflow import ConfigError
 from xorflow.estimators import FullPosterior
 from xorflow.training import (
     POSTERIORS,
     Job,
     JobObserver,
     Options,
-    build_data,
+    Outcome,
     build_estimator,
-    build_flow,
     read_result,
     resolve_device,
     run_jobs,
@@ -33,6 +31,18 @@ from xorflow.training import (
 _DEPTHS = (1, 2)
 _UNUSED = ("analytic:objective=elbo",)
 """The same gradient as `full-posterior:sum_last=true`, which is trained."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run of the comparison."""
+
+    depth: int
+    estimator: str
+    options: Options
+
+    def __str__(self) -> str:
+        return f"depth-{self.depth}.{self.estimator}"
 
 
 class TrainingComparison:
@@ -54,124 +64,88 @@ class TrainingComparison:
             raise ConfigError(f"--jobs is at least 1; got {workers}")
         self._request, self._workers = request, workers
         self._device = resolve_device(request.device)
-        self._work = request.work / request.budget.name / "training"
-        self._plan = open_study(request.out, self._settings())
-        self._images = image_options(request.budget, request.work / request.budget.name)
-        self._named = {
-            (depth, text): self._options(depth, text) for depth in _DEPTHS for text in self._texts(depth)
+        budget, work = request.budget, request.work / request.budget.name
+        device = results.device_name(self._device)
+        settings = {"budget": budget.name, "words": budget.words, "seed": request.seed, "device": device}
+        self._plan = open_study(request.out, settings)
+        self._images = image_options(budget, work)
+        trials = [self._trial(depth, text) for depth in _DEPTHS for text in self._texts(depth)]
+        self._trials = {
+            work / "training" / file_name(str(trial)): trial
+            for trial in trials
+            if read_named(self._file(trial), depth=trial.depth, estimator=trial.estimator) is None
         }
-        self._jobs: dict[Path, tuple[int, str]] = {}
+        self.planned = [
+            Planned(str(trial), folder, epochs=trial.options.epochs) for folder, trial in self._trials.items()
+        ]
 
-    def _settings(self) -> dict[str, Any]:
-        """As a study has them; what is only of measurements is left to it."""
-        budget = self._request.budget
-        return {
-            "budget": budget.name,
-            "words": budget.words,
-            "draws": None,
-            "batch": None,
-            "warm_up": None,
-            "seed": self._request.seed,
-            "device": results.device_name(self._device),
-        }
-
-    def _texts(self, depth: int) -> tuple[str, ...]:
+    def _texts(self, depth: int) -> Sequence[str]:
         if self._request.estimators is not None:
-            return tuple(self._request.estimators)
-        return tuple(text for text in default_estimators(depth, posterior=True) if text not in _UNUSED)
+            return self._request.estimators
+        return [text for text in default_estimators(depth, posterior=True) if text not in _UNUSED]
 
-    def _options(self, depth: int, text: str) -> Options:
-        budget: StudyBudget = self._request.budget
-        return self._images.replace(
+    def _trial(self, depth: int, text: str) -> Trial:
+        options = self._images.replace(
             layers=depth,
             order="alternating" if depth > 1 else "natural",
-            posterior=posterior_of(budget.hidden) if _needs_posterior(text) else "none",
+            posterior=posterior_of(self._request.budget.hidden) if _needs_posterior(text) else "none",
             estimator=text,
-            epochs=budget.compared_epochs,
+            epochs=self._request.budget.compared_epochs,
             validation=0.0,
-            evaluation_samples=budget.samples,
+            evaluation_samples=self._request.budget.samples,
             seed=self._request.seed,
             device=str(self._device),
         )
+        return Trial(depth, text, options)
 
-    def _refusal(self, depth: int, text: str) -> str | None:
-        """Why an estimator cannot train a depth; None if it can."""
-        with torch.random.fork_rng(devices=[]):
-            flow = build_flow(self._named[depth, text], self._dataset)
-        try:
-            build_estimator(text).admit(flow)
-        except ModelError as error:
-            return str(error)
-        return None
-
-    @functools.cached_property
-    def _dataset(self) -> Dataset:
-        make_data(Path(self._images.data), self._request.budget)
-        return build_data(self._images)
+    def _file(self, trial: Trial) -> Path:
+        return self._request.out / "training" / f"{file_name(str(trial))}.json"
 
     # ---- the work ----
 
-    def run(self, observer: JobObserver | None = None) -> list[str]:
-        """Train everything that is not finished; returns what went wrong, in one line each."""
+    def run(self, observer: JobObserver | None = None) -> list[Outcome]:
+        """Train everything that is not finished; what is not defined for a depth is noted as that."""
         write_plan(self._request.out, self._plan)
-        make_data(Path(self._images.data), self._request.budget)  # also for runs that are continued
-        jobs = [job for depth, text in self._named if (job := self._job(depth, text)) is not None]
+        dataset = make_data(self._images, self._request.budget)
+        jobs = []
+        for folder, trial in self._trials.items():
+            reason = refusal(trial.estimator, blank_flow(trial.options, dataset))
+            if reason is None:
+                jobs.append(Job(trial.options, folder, f"depth {trial.depth}, {trial.estimator}"))
+            else:
+                self._write(trial, {"error": f"not defined: {reason}"})
         outcomes = run_jobs(jobs, self._workers, observer, finish=self._record) if jobs else []
-        failed = [outcome for outcome in outcomes if outcome.error is not None]
-        for outcome in failed:
+        for outcome in outcomes:
             # gradients that are no numbers are a finding about the estimator, and are kept as one
-            if "is not finite" in (outcome.error or ""):
-                depth, text = self._jobs[outcome.job.out]
-                found = re.split("; the last good|: train again", str(outcome.error))[0]
-                self._write(depth, text, {"error": found})
-        return [f"{outcome.job.name}: {outcome.error}" for outcome in failed]
-
-    def _file(self, depth: int, text: str) -> Path:
-        return self._request.out / "training" / f"{file_name(f'depth-{depth}.{text}')}.json"
-
-    def _job(self, depth: int, text: str) -> Job | None:
-        """The run of an estimator; None if it is finished, or not defined for this depth, which is then noted."""
-        if read_named(self._file(depth, text), depth=depth, estimator=text) is not None:
-            return None
-        options = self._named[depth, text]
-        reason = self._refusal(depth, text)
-        if reason is not None:
-            self._write(depth, text, {"error": f"not defined: {reason}"})
-            return None
-        folder = self._work / file_name(f"depth-{depth}.{text}")
-        self._jobs[folder] = depth, text
-        return Job(options, folder, f"depth {depth}, {text}")
+            if outcome.error is not None and "is not finite" in outcome.error:
+                error = re.split("; the last good|: train again", outcome.error)[0]
+                self._write(self._trials[outcome.job.out], {"error": error})
+        return outcomes
 
     # ---- what a run leaves behind ----
 
     def _record(self, job: Job) -> None:
-        depth, text = self._jobs[job.out]
         result = read_result(job.out)
-        test = result["test"]
-        found = {key: test.get(key) for key in ("nll", "stderr", "kind", "samples", "elbo_nll")}
-        found |= {"greedy_nll": test["greedy_nll"], "greedy_stderr": test["greedy_stderr"]}
-        found |= {"layers": test["layers"]}
-        found |= {key: result[key] for key in ("seconds", "epochs", "steps", "parameters", "seed")}
-        found |= {"together": 1}
-        self._write(depth, text, found)
+        of_test = ("nll", "stderr", "kind", "samples", "elbo_nll", "greedy_nll", "greedy_stderr", "layers")
+        of_run = ("seconds", "epochs", "steps", "parameters", "seed")
+        figures = {key: result["test"].get(key) for key in of_test}
+        self._write(self._trials[job.out], figures | {key: result[key] for key in of_run})
 
-    def _write(self, depth: int, text: str, found: dict[str, Any]) -> None:
-        options = self._named[depth, text]
+    def _write(self, trial: Trial, figures: dict[str, Any]) -> None:
+        options = trial.options
         content = {
-            "version": results.VERSION,
-            "id": f"training.depth-{depth}.{text}",
-            "depth": depth,
-            "estimator": text,
+            "id": f"training.{trial}",
+            "depth": trial.depth,
+            "estimator": trial.estimator,
             "posterior": POSTERIORS.read(options.posterior).name,
             "hidden": list(hidden_units(options)),
             "batch_size": options.batch_size,
             "lr": options.lr,
-            **found,
+            **figures,
             "device": results.device_name(self._device),
             "jobs": self._workers,
-            "versions": results.versions(),
         }
-        results.write(self._file(depth, text), content)
+        results.keep(self._file(trial), content)
 
 
 def _needs_posterior(text: str) -> bool:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from research.estimators.markers import PRINTED, Markers, add_legend, legend_height
-from research.estimators.training_table import Group, measured_variance, training_groups
+from research.estimators.training_table import Group, training_groups
 from research.samples import save_figure
 
 _FAR = 1.4
@@ -21,20 +21,17 @@ Spot = tuple[str, float, float]
 """An estimator, its place across, the NLL of its run."""
 
 
-def draw_training(table: dict[str, Any], path: Path) -> bool:
-    """A line for each depth: all runs by objective, and a panel for each objective of several whose variance was measured.
-
-    Returns whether there is any run.
-    """
+def draw_training(table: dict[str, Any], path: Path) -> None:
+    """A line for each depth: all runs by objective, and a panel for each objective of several whose variance was measured."""
     groups = training_groups(table)
     if not groups:
-        return False
+        return
     depths = sorted({group.depth for group in groups})
     measured = {
         depth: [
             (group.objective, spots)
             for group in groups
-            if group.depth == depth and len(spots := _spots(table, group)) >= _FEWEST
+            if group.depth == depth and len(spots := group.measured(table)) >= _FEWEST
         ]
         for depth in depths
     }
@@ -51,12 +48,6 @@ def draw_training(table: dict[str, Any], path: Path) -> bool:
             _draw_variance(axes, f"depth {depth}: {objective}", spots, markers)
     add_legend(figure, markers.handles())
     save_figure(figure, path, PRINTED)
-    return True
-
-
-def _spots(table: dict[str, Any], group: Group) -> list[Spot]:
-    found = [(run, measured_variance(table, run)) for run in group.runs]
-    return [(run["estimator"], value, run["nll"]) for run, value in found if value is not None]
 
 
 def _draw_objectives(axes: Axes, groups: Sequence[Group], markers: Markers) -> None:

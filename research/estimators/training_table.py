@@ -1,16 +1,20 @@
-"""What the runs of the training comparison reached, against the variance that was measured: a table."""
+"""What the runs of the training comparison reached, and what the variance that was measured says of it: tables."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from research.estimators.table import POINTS, objective_of_run, rows_of_run
-from research.results import line
+from research.estimators.names import POINTS
+from research.tables import fixed, kind_of, markdown_table, short
 
 Row = dict[str, Any]
+
+SMALL = 16
+"""Features of models that only serve to be enumerated."""
 
 LIKELIHOOD = "log-likelihood, or its bound with the last layer summed out"
 _SHORT = {
@@ -24,21 +28,56 @@ _FEWEST = 4
 """Runs that ranks are compared of."""
 
 
-def measured_variance(
-    table: Row, run: Row, point: str | None = None, layer: int | None = None
-) -> float | None:
-    """Of the whole gradient or of one layer's generator, at a point: by default the start, which all runs have in common.
+def measurements(table: Row, run: Row) -> list[Row]:
+    """The rows of a run's estimator at the run's depth."""
+    kind = (run["estimator"], run["depth"])
+    return [row for row in table["rows"] if (row["estimator"], row["depth"]) == kind]
+
+
+def _on_images(table: Row, run: Row) -> list[Row]:
+    return [row for row in measurements(table, run) if row["features"] > SMALL]
+
+
+def objective_of_run(table: Row, run: Row) -> str | None:
+    """What a run maximised, as the measurements of its estimator say; None if there are none."""
+    return next((row["objective"] for row in measurements(table, run)), None)
+
+
+def measured_variance(table: Row, run: Row, point: str | None = None) -> float | None:
+    """Of the whole gradient at a point: by default the start, which all runs have in common.
 
     Where the start was not measured, the next point that was stands for it.
     """
-    rows = rows_of_run(table, run)
-    if layer is not None:
-        rows = [row for row in rows if (row["part"], row["layer"]) == ("generator", layer)]
+    rows = _on_images(table, run)
     if point is None:
         point = min((row["point"] for row in rows), key=POINTS.index, default=None)
     chosen = [row for row in rows if row["point"] == point]
     scale = sum(row["norm"] ** 2 for row in chosen)
     return sum(row["trace"] for row in chosen) / scale if scale > 0 else None
+
+
+def training_table(table: Row) -> str:
+    """What each estimator reaches in the same steps, in Markdown; the lower of two bounds is the better."""
+    runs = sorted(table["training"], key=lambda run: (run["depth"], run.get("nll") or math.inf))
+    return markdown_table(
+        ">depth | estimator | objective | >greedy NLL | >NLL | which is | >ELBO | >seconds | >ms",
+        ([str(run["depth"]), f"`{run['estimator']}`", *_reached(table, run)] for run in runs),
+    )
+
+
+def _reached(table: Row, run: Row) -> list[str]:
+    if run.get("error"):
+        return [run["error"], *["–"] * 6]
+    milliseconds = next((row["milliseconds"] for row in _on_images(table, run)), None)
+    return [
+        *(
+            objective_of_run(table, run) or "–",
+            fixed(run["greedy_nll"], 2),
+            fixed(run["nll"], 2),
+            kind_of(run),
+        ),
+        *(fixed(run.get("elbo_nll"), 2), fixed(run["seconds"]), short(milliseconds)),
+    ]
 
 
 # ---- runs of one objective ----
@@ -61,23 +100,23 @@ class Group:
     def nlls(self) -> list[float]:
         return [run["nll"] for run in self.runs]
 
-    def correlation(self, measure: Callable[[Row], float | None]) -> float | None:
-        """Of the ranks of some figure and of the NLL; None if too few runs have the figure, or all have the same."""
-        pairs = [(value, run["nll"]) for run in self.runs if (value := measure(run)) is not None]
-        return rank_correlation(pairs)
+    def measured(self, table: Row, point: str | None = None) -> list[tuple[str, float, float]]:
+        """The estimators whose variance was measured, it, and the NLL of their runs; see `measured_variance`."""
+        return [
+            (run["estimator"], variance, run["nll"])
+            for run in self.runs
+            if (variance := measured_variance(table, run, point)) is not None
+        ]
 
 
 def training_groups(table: Row) -> list[Group]:
     """All finished runs by depth and objective, the best objective of each depth first."""
-    found: dict[tuple[int, str], list[Row]] = {}
-    for run in table["training"]:
+    by_objective: dict[tuple[int, str], list[Row]] = {}
+    for run in sorted(table["training"], key=lambda run: run.get("nll") or math.inf):
         objective = None if run.get("error") else objective_of_run(table, run)
         if objective is not None:
-            found.setdefault((run["depth"], _family(objective)), []).append(run)
-    groups = [
-        Group(depth, objective, tuple(sorted(runs, key=lambda run: run["nll"])))
-        for (depth, objective), runs in found.items()
-    ]
+            by_objective.setdefault((run["depth"], _family(objective)), []).append(run)
+    groups = [Group(*name, tuple(runs)) for name, runs in by_objective.items()]
     return sorted(groups, key=lambda group: (group.depth, group.nlls[0]))
 
 
@@ -90,7 +129,7 @@ def _family(objective: str) -> str:
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Of the first and the second of each pair; None of too few, or if one of them never changes.
+    """Of the first and the second of each pair; None of too few pairs, or if one of them never changes.
 
     >>> rank_correlation([(1, 10), (2, 30), (3, 20), (4, 40)])
     0.8
@@ -109,24 +148,19 @@ def ranks(values: Sequence[float]) -> list[float]:
     return [(order.index(value) + len(order) - 1 - order[::-1].index(value)) / 2 for value in values]
 
 
-# ---- the table ----
-
-
 def objective_table(table: Row) -> str:
     """What each objective reaches, and how far variance tells its estimators' likelihoods, in Markdown."""
-    lines = [
-        "| depth | objective | runs | best NLL | median | worst | start | middle | converged |",
-        "|---:|---|---:|---|---:|---:|---:|---:|---:|",
-    ]
+    lines = []
     for group in training_groups(table):
-        best = f"{group.nlls[0]:.1f} (`{group.runs[0]['estimator']}`)"
-        told = [
-            group.correlation(lambda run, at=point: measured_variance(table, run, at)) for point in POINTS
-        ]
-        cells = [
-            *(str(group.depth), group.objective, str(len(group.runs)), best),
-            *(f"{statistics.median(group.nlls):.1f}", f"{group.nlls[-1]:.1f}"),
-            *("–" if value is None else f"{value:.2f}" for value in told),
-        ]
-        lines.append(line(cells))
-    return "\n".join(lines)
+        told = [rank_correlation([spot[1:] for spot in group.measured(table, point)]) for point in POINTS]
+        lines.append(
+            [
+                *(str(group.depth), group.objective, str(len(group.runs))),
+                f"{group.nlls[0]:.1f} (`{group.runs[0]['estimator']}`)",
+                *(fixed(statistics.median(group.nlls)), fixed(group.nlls[-1])),
+                *(fixed(value, 2) for value in told),
+            ]
+        )
+    return markdown_table(
+        ">depth | objective | >runs | best NLL | >median | >worst | >start | >middle | >converged", lines
+    )

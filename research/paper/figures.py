@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from research.files import VARIANTS
 from research.results import Results, damage_as_error
+from research.rows import VARIANTS
 from research.samples import save_figure, show_samples
+from research.tables import kind_of
 
 _OURS = "as the paper describes it"
 _TITLES = {"ours": _OURS, "improved": "with entropy bonus, or the last layer summed out"}
@@ -26,7 +27,7 @@ def draw_curves(results: Results, path: Path) -> None:
     rows = [row for row in results.plan["rows"] if row["family"] != "reference"]
     figure = Figure(figsize=(12, 5), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    level = next((run for run in results.runs if run["row"] == "independent-pixels"), None)
+    level = results.computed("independent-pixels")
     for axes, variant in zip(panels, VARIANTS, strict=True):
         for number, row in enumerate(rows):
             for run in results.of(row["id"], variant, "select"):
@@ -62,11 +63,12 @@ def _curve(axes: Axes, run: dict[str, Any], colour: str) -> None:
 
 def _named(panels: Iterable[Axes]) -> tuple[list[Any], list[str]]:
     """One entry in the legend for each label."""
-    found: dict[str, Any] = {}
-    for axes in panels:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    return list(found.values()), list(found)
+    handles = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    return list(handles.values()), list(handles)
 
 
 def draw_best(results: Results, path: Path) -> None:
@@ -82,24 +84,22 @@ def draw_best(results: Results, path: Path) -> None:
     save_figure(figure, path)
 
 
-def _best(results: Results, families: tuple[str, ...], words: str) -> tuple[str, dict[str, Any] | None]:
+def _best(results: Results, families: tuple[str, ...], kind: str) -> tuple[str, dict[str, Any] | None]:
     """Of some families, the reported run whose selection has the lowest NLL on validation data, and what it is."""
-    found = [
+    finished = [
         (selection["evaluation"]["nll"], row, variant)
         for row in results.plan["rows"]
         for variant in VARIANTS
         if row["family"] in families and (selection := results.selection(row["id"], variant)) is not None
     ]
-    if not found:
-        return f"no {words} row is finished", None
-    _, row, variant = min(found, key=lambda item: item[0])
+    if not finished:
+        return f"no {kind} row is finished", None
+    _, row, variant = min(finished, key=lambda item: item[0])
     run = results.selected(row["id"], variant)
     assert run is not None
-    evaluation = run["evaluation"]
-    kind = "exact" if evaluation["kind"] == "exact" else f"bound, {evaluation['samples']:,} samples"
-    how = _OURS if variant == "ours" else row["improvement"]
+    evaluation, how = run["evaluation"], _OURS if variant == "ours" else row["improvement"]
     return (
-        f"the best {words} row: {row['title']}\n{how}, NLL {evaluation['nll']:.1f} ({kind})\n"
+        f"the best {kind} row: {row['title']}\n{how}, NLL {evaluation['nll']:.1f} ({kind_of(evaluation)})\n"
         f"drawn from the {run['samples']['flow']} flow",
         run,
     )

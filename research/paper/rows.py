@@ -6,74 +6,51 @@ best of three runs. Everything else in a recipe is our choice, made on validatio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from research.files import Recipe, Variant
 from research.paper.published import PAPER_TABLE
-from xorflow import ConfigError
+from research.rows import ComputedRow, Recipe, TrainedRow, Variant
 from xorflow.training import CONDITIONERS, POSTERIORS, Options
 
+NOTHING: dict[str, float | None] = {"nll": None, "greedy": None}
 Family = Literal["straight-through", "full posterior", "special case", "maximum likelihood"]
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row that is trained.
+class Row(TrainedRow):
+    """A row of the paper's table, `ours` as the paper describes it, and `improved`, with a changed objective.
 
     Attributes:
-        id: its name on the command line and in files.
-        title: its name in tables.
         family: how it is trained, which decides what its likelihood is.
-        depth: the number of layers.
-        ours: the recipe as the paper describes the row.
-        improved: the recipe of the same row with a changed objective; None where there is nothing to change.
         improvement: what is changed, as tables name it.
         attempts: what else was tried, if the row falls short of the paper.
     """
 
-    id: str
-    title: str
     family: Family
-    depth: int
-    ours: Recipe
-    improved: Recipe | None = None
     improvement: str = ""
-    attempts: tuple[str, ...] = field(default=())
+    attempts: tuple[str, ...] = ()
 
     @property
     def paper(self) -> dict[str, float | None]:
         """What the paper's table says; None where it says nothing."""
-        found = next((row for row in PAPER_TABLE if row.id == self.id), None)
-        return {"nll": found.nll, "greedy": found.greedy} if found else {"nll": None, "greedy": None}
+        figures = {row.id: {"nll": row.nll, "greedy": row.greedy} for row in PAPER_TABLE}
+        return figures.get(self.id, NOTHING)
 
-    @property
-    def metric(self) -> Literal["greedy", "likelihood"]:
-        """By which likelihood of validation data its seeds are compared."""
-        return "greedy" if self.family in ("straight-through", "special case") else "likelihood"
 
-    @property
-    def flow(self) -> Literal["deterministic", "latent"]:
-        """Which model the row is about: the one bijection, or the distribution over bijections."""
-        return "deterministic" if self.family == "straight-through" else "latent"
-
-    def recipe(self, variant: Variant) -> Recipe | None:
-        return self.ours if variant == "ours" else self.improved
-
-    def options(self, variant: Variant) -> Options:
-        """All options of a variant, before a budget or a phase changes any."""
-        recipe = self.recipe(variant)
-        if recipe is None:
-            raise ConfigError(f"row {self.id} has no variant {variant!r}")
-        return Options().replace(**recipe)
+def _row(
+    id: str, title: str, family: Family, ours: Recipe, improved: Recipe | None = None, **about: Any
+) -> Row:
+    recipes: dict[Variant, Recipe] = (
+        {"ours": ours} if improved is None else {"ours": ours, "improved": improved}
+    )
+    return Row(id, title, recipes, family, seeds=3, **about)
 
 
 @dataclass(frozen=True)
-class Reference:
-    """A row that is computed, without training."""
+class Reference(ComputedRow):
+    """What the rows are to be measured by; `words` say what it is."""
 
-    id: str
-    title: str
     words: str
 
 
@@ -110,13 +87,12 @@ def _layers(depth: int) -> Recipe:
     return {"layers": depth} | ({"order": "alternating"} if depth > 1 else {})
 
 
-def _straight_through(depth: int, **changes: Any) -> Row:
+def _straight_through(depth: int) -> Row:
     shared = {**_SHARED, **_layers(depth), "select": "greedy"}
-    return Row(
+    return _row(
         id=f"ste-{depth}",
         title=f"straight-through, depth {depth}",
         family="straight-through",
-        depth=depth,
         ours={
             **shared,
             **_SMALL_BATCHES,
@@ -130,17 +106,15 @@ def _straight_through(depth: int, **changes: Any) -> Row:
             "estimator": f"straight-through:{_bonus(depth)}",
         },
         improvement=_ENTROPY_BONUS,
-        **changes,
     )
 
 
 def _full_posterior(critic: str, baseline: str, title: str, **changes: Any) -> Row:
     shared = {**_SHARED, **_layers(1), "posterior": "mlp:direct=false", "select": "likelihood"}
-    return Row(
+    return _row(
         id=f"sfe-posterior-{critic}",
         title=f"score function, full posterior, {title}",
         family="full posterior",
-        depth=1,
         ours={**shared, **_DECAY, "estimator": f"full-posterior:baseline={baseline}"},
         # the exact gradient of the ELBO; the posterior begins at Bayes' rule
         improved={**shared, **_WIDE, "posterior": "linear", "estimator": "full-posterior:sum_last=true"},
@@ -150,14 +124,13 @@ def _full_posterior(critic: str, baseline: str, title: str, **changes: Any) -> R
 
 
 def _special_case(
-    critic: str, depth: int, title: str, ours: str, improved: str, epochs: int | None = None, **changes: Any
+    critic: str, depth: int, title: str, ours: str, improved: str, epochs: int | None = None
 ) -> Row:
     shared = {**_SHARED, **_layers(depth), "select": "greedy"}
-    return Row(
+    return _row(
         id=f"sfe-special-{critic}" + (f"-{depth}" if depth > 1 else ""),
         title=f"score function, special case, {title}" + (f", depth {depth}" if depth > 1 else ""),
         family="special case",
-        depth=depth,
         ours={
             **shared,
             **_SMALL_BATCHES,
@@ -172,14 +145,13 @@ def _special_case(
             "estimator": f"special-case:{improved}",
         },
         improvement=_ENTROPY_BONUS,
-        **changes,
     )
 
 
-def _running(depth: int, **changes: Any) -> Row:
+def _running(depth: int) -> Row:
     ours = "rewards=impatient,baseline=none,standardise=feature"
     improved = f"baseline=running-mean,{_bonus(depth, anneal=0.5)}"
-    return _special_case("running", depth, "running average", ours, improved, **changes)
+    return _special_case("running", depth, "running average", ours, improved)
 
 
 ROWS: tuple[Row, ...] = (
@@ -209,11 +181,10 @@ ROWS: tuple[Row, ...] = (
     _running(1),
     _running(2),
     _running(4),
-    Row(
+    _row(
         id="marginal",
         title="exact marginal likelihood",
         family="maximum likelihood",
-        depth=1,
         ours={**_SHARED, **_layers(1), **_WIDE, "estimator": "maximum-likelihood", "select": "likelihood"},
     ),
 )
@@ -230,27 +201,6 @@ REFERENCES: tuple[Reference, ...] = (
 )
 """What the rows are to be measured by."""
 
-IDS: tuple[str, ...] = tuple(row.id for row in (*ROWS, *REFERENCES))
-
-
-def chosen(names: str | None) -> tuple[tuple[Row, ...], tuple[Reference, ...]]:
-    """The rows that a comma-separated list names, in the order of the table; all of them for None.
-
-    >>> [row.id for row in chosen("ste-2,ste-1")[0]]
-    ['ste-1', 'ste-2']
-    """
-    if names is None:
-        return ROWS, REFERENCES
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in IDS]
-    if unknown or not wanted:
-        raise ConfigError(f"--rows names rows of {', '.join(IDS)}; got {unknown[0] if unknown else names!r}")
-    return (
-        tuple(row for row in ROWS if row.id in wanted),
-        tuple(reference for reference in REFERENCES if reference.id in wanted),
-    )
-
-
 _POSTERIORS = {
     "mlp": "a posterior that sees all pixels",
     "made": "a posterior that sees the pixels up to each",
@@ -263,7 +213,7 @@ def choices(options: Options) -> str:
     sizes = CONDITIONERS.read(options.conditioner)["hidden"]
     widths = ", ".join(f"{width:,}" for width in sizes)
     hidden = "one hidden layer" if len(sizes) == 1 else f"{len(sizes)} hidden layers"
-    words = [
+    settings = [
         f"each MADE with {hidden} of {widths} units",
         f"batches of {options.batch_size}",
         f"{options.epochs} epochs",
@@ -275,11 +225,11 @@ def choices(options: Options) -> str:
         else "random initialisation",
     ]
     if options.layers is not None and options.layers > 1:
-        words.append(f"{options.order} orderings")
+        settings.append(f"{options.order} orderings")
     if options.posterior != "none":
-        words.append(_POSTERIORS[POSTERIORS.read(options.posterior).name])
+        settings.append(_POSTERIORS[POSTERIORS.read(options.posterior).name])
     if options.weight_decay:
-        words.append(f"weights decayed by {options.weight_decay:g} in the gradient")
+        settings.append(f"weights decayed by {options.weight_decay:g} in the gradient")
     if options.average:
-        words.append(f"weights averaged with decay {options.average}")
-    return ", ".join(words) + f"; estimator {options.estimator}"
+        settings.append(f"weights averaged with decay {options.average}")
+    return ", ".join(settings) + f"; estimator {options.estimator}"

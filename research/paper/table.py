@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from research.files import VARIANTS
-from research.results import Results, assembled, line, share_of_seconds, write_table
+from research.paper.figures import draw_best, draw_curves
+from research.paper.published import PAPER_TABLE
+from research.results import Results, assembled, read_results, share_of_seconds, write_table
+from research.rows import VARIANTS
+from research.tables import fixed, kind_of, markdown_table
 from xorflow.training import spread
 
 _FIGURES = ("nll", "greedy", "exact", "elbo", "kind", "stderr", "mean", "spread")
@@ -23,33 +27,28 @@ def make_table(results: Results) -> dict[str, Any]:
 
 def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
     name = planned["id"]
-    shared = {"id": name, "title": planned["title"], "family": planned["family"], "paper": planned["paper"]}
+    shared = {key: planned[key] for key in ("id", "title", "family", "paper")}
     if planned["family"] == "reference":
-        found = next((run for run in results.runs if run["row"] == name), None)
-        if found is None:
+        run = results.computed(name)
+        if run is None:
             return None
         none = dict.fromkeys(("improved", "improvement", "config", "epochs")) | {"seeds": [], "seconds": 0.0}
-        ours = dict.fromkeys(_FIGURES) | found["evaluation"] | {"exact": found["evaluation"]["nll"]}
+        ours = dict.fromkeys(_FIGURES) | run["evaluation"] | {"exact": run["evaluation"]["nll"]}
         return shared | {"ours": ours} | none | {"words": planned["words"]}
     figures = {variant: _variant(results, name, variant) for variant in VARIANTS}
     if not any(figures.values()):
         return None
     runs = [run for run in results.runs if run["row"] == name]
     chosen = {variant: results.selected(name, variant) for variant in VARIANTS}
-    configs = {variant: run["config"] for variant, run in chosen.items() if run is not None}
     return (
         shared
         | figures
         | {
             "seeds": sorted({run["seed"] for run in runs if run["phase"] == "final"}),
-            "config": configs,
-            "epochs": next(found["epochs"] for found in figures.values() if found),
-            "seconds": round(sum(share_of_seconds(run) for run in runs), 1),
-            "depth": planned["depth"],
-            "metric": planned["metric"],
-            "choices": planned["choices"],
-            "improvement": planned["improvement"],
-            "attempts": planned["attempts"],
+            "config": {variant: run["config"] for variant, run in chosen.items() if run is not None},
+            "epochs": next(of_variant["epochs"] for of_variant in figures.values() if of_variant),
+            "seconds": round(sum(map(share_of_seconds, runs)), 1),
+            **{key: planned[key] for key in ("depth", "metric", "choices", "improvement", "attempts")},
         }
     )
 
@@ -59,23 +58,21 @@ def _variant(results: Results, row: str, variant: str) -> dict[str, Any] | None:
     selected, finals = results.selected(row, variant), results.of(row, variant, "final")
     if selected is None:
         return None
-    nll = _spread([run["evaluation"]["nll"] for run in finals])
-    greedy = _spread([run["evaluation"]["greedy"] for run in finals])
+    keys = ("nll", "greedy")
+    nll, greedy = (spread([run["evaluation"][key] for run in finals]) or {} for key in keys)
+    runs = [run for run in results.runs if (run["row"], run.get("variant")) == (row, variant)]
     return selected["evaluation"] | {
         "seed": selected["seed"],
         "mean": nll.pop("mean"),
         "spread": nll,
         "greedy_mean": greedy.pop("mean"),
         "greedy_spread": greedy,
-        "by_seed": [
-            {"seed": run["seed"], "nll": run["evaluation"]["nll"], "greedy": run["evaluation"]["greedy"]}
-            for run in sorted(finals, key=lambda run: run["seed"])
-        ],
+        "by_seed": [{"seed": run["seed"], **{key: run["evaluation"][key] for key in keys}} for run in finals],
         "epochs": selected["epochs"],
         "last_change": _last_change(results, row, variant),
         "validations": _validations(results.selection(row, variant)),
         "parameters": selected["parameters"],
-        "seconds": round(sum(share_of_seconds(run) for run in results.runs if _is(run, row, variant)), 1),
+        "seconds": round(sum(map(share_of_seconds, runs)), 1),
         "device": selected["device_name"],
     }
 
@@ -86,7 +83,7 @@ def _last_change(results: Results, row: str, variant: str) -> float | None:
     None where the learning rate falls to zero: such a run comes to rest by itself, converged or not.
     """
     runs = results.of(row, variant, "select")
-    if not runs or any(run["config"]["schedule"] != "constant" for run in runs):
+    if any(run["config"]["schedule"] != "constant" for run in runs):
         return None
     curves = [values for run in runs if len(values := _validations(run)) > 1]
     return round(min(values[-1][1] - values[-2][1] for values in curves), 2) if curves else None
@@ -96,17 +93,8 @@ def _validations(run: dict[str, Any] | None) -> list[list[Any]]:
     """Epochs and the likelihood of validation data after them, by which weights are chosen."""
     if run is None:
         return []
-    metrics = run["metrics"]
-    pairs = zip(metrics["epoch"], metrics["validation_nll"], strict=True)
+    pairs = zip(run["metrics"]["epoch"], run["metrics"]["validation_nll"], strict=True)
     return [[epoch, value] for epoch, value in pairs if value is not None]
-
-
-def _is(run: dict[str, Any], row: str, variant: str) -> bool:
-    return run["row"] == row and run.get("variant") == variant
-
-
-def _spread(values: Sequence[float]) -> dict[str, float | None]:
-    return spread(values) or {}
 
 
 # ---- the table as text ----
@@ -114,97 +102,104 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 
 def markdown(table: dict[str, Any]) -> str:
     """What `table.md` holds: the table, the spread over seeds, and the layers, in Markdown."""
-    parts = [main_table(table), spread_table(table), layer_table(table), posterior_table(table)]
-    return "\n\n".join(part for part in parts if part)
+    tables = (main_table, spread_table, layer_table, posterior_table)
+    return "\n\n".join([table["words"], *(text for make in tables if (text := make(table)))])
 
 
 def main_table(table: dict[str, Any]) -> str:
     """Ours beside the paper's."""
-    lines = [
-        "| row | paper: NLL | greedy | ours: NLL | which is | exact | greedy | improved | NLL | which is | exact | greedy |",
-        "|---|---:|---:|---:|---|---:|---:|---|---:|---|---:|---:|",
-    ]
-    for row in table["rows"]:
-        paper = row["paper"]
-        cells = [row["title"], _one(paper["nll"]), _one(paper["greedy"])]
-        cells += [*_cells(row["ours"]), row["improvement"] or "–", *_cells(row["improved"])]
-        lines.append(line(cells))
-    return "\n".join(lines)
+    return markdown_table(
+        "row | >paper: NLL | >greedy | >ours: NLL | which is | >exact | >greedy | improved | "
+        ">NLL | which is | >exact | >greedy",
+        (
+            [
+                *(row["title"], fixed(row["paper"]["nll"]), fixed(row["paper"]["greedy"])),
+                *(*_cells(row["ours"]), row["improvement"] or "–", *_cells(row["improved"])),
+            ]
+            for row in table["rows"]
+        ),
+    )
 
 
-def _cells(found: dict[str, Any] | None) -> list[str]:
-    if found is None:
+def _cells(figures: dict[str, Any] | None) -> list[str]:
+    if figures is None:
         return ["–"] * 4
-    nll = _one(found["nll"]) + (f" ± {found['stderr']:.1f}" if found["stderr"] is not None else "")
-    kind = "exact" if found["kind"] == "exact" else f"bound, {found['samples']:,} samples"
-    return [nll, kind, _one(found.get("exact")), _one(found.get("greedy"))]
+    error = "" if figures["stderr"] is None else f" ± {figures['stderr']:.1f}"
+    exact, greedy = (fixed(figures.get(key)) for key in ("exact", "greedy"))
+    return [fixed(figures["nll"]) + error, kind_of(figures), exact, greedy]
+
+
+def _trained(table: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+    """Rows, what their trained variants are called, and their figures."""
+    for row in table["rows"]:
+        for variant in VARIANTS:
+            if row[variant] is not None and row[variant]["mean"] is not None:
+                yield row, row["improvement"] if variant == "improved" else variant, row[variant]
 
 
 def spread_table(table: dict[str, Any]) -> str:
     """Mean and spread over the seeds of each variant."""
-    lines = [
-        "| row | variant | seeds | NLL: mean | std | least to greatest | greedy: mean | std | refitted | epochs | seconds |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in table["rows"]:
-        for variant in VARIANTS:
-            found = row[variant]
-            if found is None or found["mean"] is None:
-                continue
-            nll, greedy = found["spread"], found["greedy_spread"]
-            cells = [
-                *(row["title"], _label(row, variant), str(len(row["seeds"]))),
-                *(_one(found["mean"]), _two(nll["std"]), f"{nll['min']:.1f} to {nll['max']:.1f}"),
-                *(_one(found["greedy_mean"]), _two(greedy["std"]), _one(found["refit"])),
-                *(str(found["epochs"]), f"{found['seconds']:.0f}"),
+    return markdown_table(
+        "row | variant | >seeds | >NLL: mean | >std | >least to greatest | >greedy: mean | >std | >refitted | "
+        ">epochs | >seconds",
+        (
+            [
+                *(row["title"], variant, str(len(row["seeds"]))),
+                *(fixed(figures["mean"]), fixed(nll["std"], 2), f"{nll['min']:.1f} to {nll['max']:.1f}"),
+                *(fixed(figures["greedy_mean"]), fixed(figures["greedy_spread"]["std"], 2)),
+                *(fixed(figures["refit"]), str(figures["epochs"]), fixed(figures["seconds"], 0)),
             ]
-            lines.append(line(cells))
-    return "\n".join(lines) if len(lines) > 2 else ""
+            for row, variant, figures in _trained(table)
+            for nll in [figures["spread"]]
+        ),
+    )
 
 
 def layer_table(table: dict[str, Any]) -> str:
     """What each layer of the deeper rows does."""
-    lines = [
-        "| row | variant | layer | entropy of its choices | drawn flips | greedy flips |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
-    for row in table["rows"]:
-        for variant in VARIANTS:
-            layers = (row[variant] or {}).get("layers") or []
-            if len(layers) < 2:
-                continue
-            for number, layer in enumerate(layers, 1):
-                rates = [f"{100 * layer[key]:.2f} %" for key in ("flip_rate", "greedy_flip_rate")]
-                about = [row["title"], _label(row, variant), str(number)]
-                lines.append(line([*about, f"{layer['entropy']:.2f} nats", *rates]))
-    return "\n".join(lines) if len(lines) > 2 else ""
+    return markdown_table(
+        "row | variant | >layer | >entropy of its choices | >drawn flips | >greedy flips",
+        (
+            [
+                *(row["title"], variant, str(number), f"{layer['entropy']:.2f} nats"),
+                *(f"{100 * layer[key]:.2f} %" for key in ("flip_rate", "greedy_flip_rate")),
+            ]
+            for row, variant, figures in _trained(table)
+            if len(figures["layers"]) > 1
+            for number, layer in enumerate(figures["layers"], 1)
+        ),
+    )
 
 
 def posterior_table(table: dict[str, Any]) -> str:
     """The score that explains the paper's greedy column; it is no likelihood, and says so."""
-    lines = [
-        "| row | variant | paper's greedy | argmax of the posterior (not a likelihood) | greedy through the generator |",
-        "|---|---|---:|---:|---:|",
-    ]
-    for row in table["rows"]:
-        for variant in VARIANTS:
-            score = (row[variant] or {}).get("argmax_posterior")
-            if score is not None:
-                values = (row["paper"]["greedy"], score["value"], row[variant]["greedy"])
-                lines.append(line([row["title"], _label(row, variant), *map(_one, values)]))
-    return "\n".join(lines) if len(lines) > 2 else ""
+    return markdown_table(
+        "row | variant | >paper's greedy | >argmax of the posterior (not a likelihood) | >greedy through the generator",
+        (
+            [row["title"], variant, *map(fixed, (row["paper"]["greedy"], score["value"], figures["greedy"]))]
+            for row, variant, figures in _trained(table)
+            if (score := figures["argmax_posterior"]) is not None
+        ),
+    )
 
 
-def _label(row: dict[str, Any], variant: str) -> str:
-    return row["improvement"] if variant == "improved" else variant
+_PIXELS, _P0 = 784, 0.9
 
 
-def _one(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
-
-
-def _two(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+def meaning_table(demo: dict[str, Any]) -> str:
+    """The paper's own figures, against pixels that know nothing of each other."""
+    level = demo["independent_nll"]
+    floor, error = -_PIXELS * math.log(_P0), math.log(_P0 / (1 - _P0))
+    return markdown_table(
+        f"the paper's row | >NLL | >against independent pixels ({level:.1f}) | >wrong pixels in an image",
+        (
+            [
+                row.words + (f", depth {row.depth}" if row.words == "straight-through" else ""),
+                *(str(row.nll), f"{row.nll - level:+.1f}", fixed((row.nll - floor) / error)),
+            ]
+            for row in PAPER_TABLE
+        ),
+    )
 
 
 # ---- files ----
@@ -212,9 +207,8 @@ def _two(value: float | None) -> str:
 
 def write_paper(folder: Path) -> dict[str, Any]:
     """Write `table.json`, `table.md` and the pictures from the result files in a folder; returns the table."""
-    from research.paper.figures import draw_best, draw_curves  # half a second of imports
-
-    results, table = write_table(folder, "paper", make_table, markdown)
+    results = read_results(folder, "paper")
+    table = write_table(folder, lambda: make_table(results), markdown)
     draw_curves(results, folder / "curves.png")
     draw_best(results, folder / "samples.png")
     return table

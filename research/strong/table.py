@@ -1,18 +1,22 @@
-"""What strong conditioners reach, from the result files of `xorflow strong`: numbers, Markdown, samples."""
+"""What strong conditioners reach, from the result files of `python -m research strong`: numbers, Markdown, samples."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from research.results import Results, assembled, full_table, line, write_table
+from research.results import Results, assembled, read_results, write_table
 from research.samples import save_figure, show_samples
+from research.tables import markdown_table
 from xorflow.training import spread
 
 _VARIANT = "ours"
+_COPIED = (
+    *("nll", "kind", "stderr", "components", "draws", "greedy", "greedy_fixed", "refit", "train_nll", "bf16"),
+    "sampling",
+)
 
 # ---- the table as numbers ----
 
@@ -20,35 +24,27 @@ _VARIANT = "ours"
 def make_strong_table(results: Results) -> dict[str, Any]:
     """What `table.json` holds: a row for everything that is finished, in the order of the plan."""
     table = assembled(results, _row)
-    best = _best(results, table)
+
+    def level(row: dict[str, Any]) -> tuple[float, bool]:
+        """On validation data; a mixture comes before its part."""
+        runs = results.of(row["part"] or row["id"], _VARIANT, "select")
+        return min((run["selection"]["nll"] for run in runs), default=float("inf")), row["part"] is None
+
+    best = min(table["rows"], key=level, default=None)
     return table | {"shown": None if best is None else best["id"]}
 
 
 def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
     """Likelihoods are of the first seed, by which the recipe was selected; `each` has those of all seeds."""
-    finals = _finals(results, planned)
+    finals = _finals(results, planned["id"])
     if not finals:
         return None
     chosen = finals[0]
-    found = chosen["evaluation"]
-    copied = (
-        "nll",
-        "kind",
-        "stderr",
-        "components",
-        "draws",
-        "greedy",
-        "greedy_fixed",
-        "refit",
-        "train_nll",
-        "bf16",
-        "sampling",
-    )
     each = [run["evaluation"]["nll"] for run in finals]
     selections = results.of(planned["id"], _VARIANT, "select")
     return {
         **{key: planned[key] for key in ("id", "title", "recipe", "part")},
-        **{key: found[key] for key in copied},
+        **{key: chosen["evaluation"][key] for key in _COPIED},
         "each": {"nll": each, "spread": spread(each)},
         "validation": [run["selection"]["nll"] for run in selections],
         "parameters": chosen["parameters"],
@@ -60,82 +56,70 @@ def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _finals(results: Results, planned: dict[str, Any]) -> list[dict[str, Any]]:
-    if planned["family"] == "mixed":
-        return [run for run in results.runs if run["row"] == planned["id"]]
-    return results.of(planned["id"], _VARIANT, "final")
+def _finals(results: Results, name: str) -> list[dict[str, Any]]:
+    """The final runs of a row by seed, or the mixture."""
+    return sorted(
+        (run for run in results.runs if run["row"] == name and run["phase"] != "select"),
+        key=lambda run: run["seed"],
+    )
 
 
 # ---- the table as text ----
 
 
 def strong_markdown(table: dict[str, Any]) -> str:
+    """What `table.md` holds."""
+    return f"{table['words']}\n\n{strong_tables(table)}"
+
+
+def strong_tables(table: dict[str, Any]) -> str:
     """The likelihoods, latent and deterministic, then what they cost."""
     rows = table["rows"]
-    return "\n\n".join((_likelihoods(rows), _deterministic(rows), _costs(rows)))
+    likelihoods = markdown_table(
+        "conditioner | recipe | >NLL, exact | >draws: least to greatest | >other seeds | >components alone, first draw | "
+        ">training images | >bf16 differs by",
+        map(_likelihoods, rows),
+    )
+    deterministic = markdown_table(
+        "conditioner | >latent | >greedy, base refitted | >greedy, fixed base | >latent to refitted",
+        (
+            [
+                *(row["title"], *(f"{row[key]:.2f}" for key in ("nll", "refit", "greedy_fixed"))),
+                f"{row['refit'] - row['nll']:+.2f}",
+            ]
+            for row in rows
+        ),
+    )
+    costs = markdown_table(
+        "conditioner | >weights | >epochs | >training | >100 samples | on",
+        (
+            [
+                *(row["title"], f"{row['parameters']:,}", str(row["epochs"] or "–"), _time(row["seconds"])),
+                *(f"{row['sampling']['seconds']:.2f} s", row["device"]),
+            ]
+            for row in rows
+        ),
+    )
+    return f"{likelihoods}\n\n{deterministic}\n\n{costs}"
 
 
-def _likelihoods(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        "| conditioner | recipe | NLL, exact | draws: least to greatest | other seeds | components alone, first draw | "
-        "training images | bf16 differs by |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+def _likelihoods(row: dict[str, Any]) -> list[str]:
+    draws, components = row["draws"]["nll"], row["components"]
+    return [
+        *(row["title"], f"`{row['recipe']}`", f"{row['nll']:.2f} ± {row['stderr']:.2f}"),
+        f"{min(draws):.2f} to {max(draws):.2f}",
+        _listed([nll for nll in row["each"]["nll"] if nll != row["nll"]]),
+        _listed(components if len(components) > 1 else []),
+        *(f"{row['train_nll']:.2f}", f"{row['bf16']['difference']:+.4f}"),
     ]
-    for row in rows:
-        draws = row["draws"]["nll"]
-        others = ", ".join(f"{nll:.2f}" for nll in row["each"]["nll"] if nll != row["nll"]) or "–"
-        cells = [
-            row["title"],
-            f"`{row['recipe']}`",
-            _nll(row),
-            f"{min(draws):.2f} to {max(draws):.2f}",
-            others,
-        ]
-        lines.append(
-            line([*cells, _alone(row), f"{row['train_nll']:.2f}", f"{row['bf16']['difference']:+.4f}"])
-        )
-    return "\n".join(lines)
 
 
-def _nll(row: dict[str, Any]) -> str:
-    return f"{row['nll']:.2f} ± {row['stderr']:.2f}"
+def _listed(nlls: list[float]) -> str:
+    return ", ".join(f"{nll:.2f}" for nll in nlls) or "–"
 
 
-def _alone(row: dict[str, Any]) -> str:
-    """The components of a mixture, in the first draw."""
-    found = row["components"]
-    return ", ".join(f"{nll:.2f}" for nll in found) if len(found) > 1 else "–"
-
-
-def _deterministic(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        "| conditioner | latent | greedy, base refitted | greedy, fixed base | latent to refitted |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        gap = row["refit"] - row["nll"]
-        lines.append(
-            f"| {row['title']} | {row['nll']:.2f} | {row['refit']:.2f} | {row['greedy_fixed']:.2f} | {gap:+.2f} |"
-        )
-    return "\n".join(lines)
-
-
-def _costs(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        "| conditioner | weights | epochs | training | 100 samples | on |",
-        "|---|---:|---:|---:|---:|---|",
-    ]
-    for row in rows:
-        lines.append(
-            f"| {row['title']} | {row['parameters']:,} | {row['epochs'] or '–'} | {_time(row)} | "
-            f"{row['sampling']['seconds']:.2f} s | {row['device']} |"
-        )
-    return "\n".join(lines)
-
-
-def _time(row: dict[str, Any]) -> str:
+def _time(seconds: float) -> str:
     """Of training."""
-    seconds = row["seconds"]
     return f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:.1f} min"
 
 
@@ -144,38 +128,12 @@ def _time(row: dict[str, Any]) -> str:
 
 def write_strong(folder: Path) -> dict[str, Any]:
     """`table.json`, `table.md` and `samples.png` beside the runs; returns the table."""
-    results, table = write_table(folder, "strong", make_strong_table, strong_markdown)
-    shown = _shown(results, table)
-    if shown is not None:
-        figure = Figure(figsize=(6, 6.3))
-        show_samples(figure.subplots(), *shown)
-        save_figure(figure, folder / "samples.png")
+    results = read_results(folder, "strong")
+    table = write_table(folder, lambda: make_strong_table(results), strong_markdown)
+    for row in table["rows"]:
+        if row["id"] == table["shown"]:
+            figure = Figure(figsize=(6, 6.3))
+            title = f"{row['title']}, exact NLL {row['nll']:.2f}"
+            show_samples(figure.subplots(), title, _finals(results, row["id"])[0])
+            save_figure(figure, folder / "samples.png")
     return table
-
-
-def _shown(results: Results, table: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """What the picture is called, and the run whose samples it shows."""
-    best = next((row for row in table["rows"] if row["id"] == table["shown"]), None)
-    if best is None:
-        return None
-    runs = [run for run in results.runs if run["row"] == best["id"] and run["phase"] != "select"]
-    return f"{best['title']}, exact NLL {best['nll']:.2f}", runs[0]
-
-
-def _best(results: Results, table: dict[str, Any]) -> dict[str, Any] | None:
-    """The row that is best on validation data, or the mixture that it is a part of."""
-
-    def level(row: dict[str, Any]) -> tuple[float, bool]:
-        runs = results.of(row["part"] or row["id"], _VARIANT, "select")
-        # a mixture before its part
-        return min((run["selection"]["nll"] for run in runs), default=float("inf")), row["part"] is None
-
-    return min(table["rows"], key=level, default=None)
-
-
-# ---- documents ----
-
-
-def strong_block(folder: Path) -> str:
-    """For a document: all tables."""
-    return strong_markdown(full_table(folder, "strong"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from research.estimators import cost as study_cost
-from research.estimators.measure import Bench, Effort
+from research.estimators.measure import Bench
 from xorflow.data import mnist
 from xorflow.training import Options
 from xorflow.training.build import build_flow
@@ -27,7 +27,7 @@ def bench(layers: int, draws: int = 32) -> Bench:
     init_from_data(flow, data.train)
     generator = torch.Generator().manual_seed(0)
     batches = [data.train.batch(16, generator) for _ in range(5)]
-    return Bench(flow.to("cuda"), batches[0], batches[1:], Effort(draws, 4, 0))  # pyright: ignore[reportArgumentType]
+    return Bench(flow.to("cuda"), batches[0], batches[1:], draws)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("layers", [1, 2])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from research.depth.codes import _most_independent, choose_code, coded_flow, parse_code
+from research.depth.codes import _most_independent, choose_code, coded_flow
 from tiny_runs import StopAt, assert_same_run
 from xorflow import FactorisedBase, LatentFlow, evaluate
 from xorflow.conditioners import Source
@@ -64,11 +64,13 @@ def options(folder: Path, **changes: object) -> Options:
     return Options().replace(**given | changes)
 
 
-def new_flow(chosen: Options, code: str = "1x5") -> LatentFlow:
-    return coded_flow(code, chosen, build_data(chosen))
+def new_flow(chosen: Options, code: tuple[int, int] = (1, 5)) -> LatentFlow:
+    return coded_flow(*code, chosen, build_data(chosen))
 
 
-def train(chosen: Options, out: Path, observer: Observer | None = None, code: str = "1x5") -> None:
+def train(
+    chosen: Options, out: Path, observer: Observer | None = None, code: tuple[int, int] = (1, 5)
+) -> None:
     """A run as the study of depth makes it."""
     prepare_run(new_flow(chosen, code), chosen.without_model(), build_data(chosen), out)
     resume_run(out, {}, observer)
@@ -105,19 +107,21 @@ def of_tosses(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_writers_flip_the_slot_of_the_word_and_nothing_else(of_tosses: Path, layers: int) -> None:
     chosen = options(of_tosses.parent, data=str(of_tosses), order="natural", layers=layers, validation=0.1)
     dataset = build_data(chosen)
-    code = choose_code("2x3", dataset.train, [2] * 40, layers)
+    code = choose_code(2, 3, dataset.train, layers)
     assert [len(groups) for groups in code.writers] == ([2] if layers == 2 else [1, 1])
-    flow = new_flow(chosen, "2x3")
+    flow = new_flow(chosen, (2, 3))
     still = (code.ones > 0.5).float()
     for group in code.groups:
         assert set(group.slots.tolist()) <= set(range(20, 40))
-        assert len(group.words) == len(set(map(tuple, group.words.tolist()))) == 7  # all but the silent one
+        assert (
+            len(group.codewords) == len(set(map(tuple, group.codewords.tolist()))) == 7
+        )  # all but the silent one
         rows = rows_with(group.features, still)
         x = flow.encode(rows.to(torch.uint8))
         trace = flow.run(x, draws="greedy", stop=layers - 1)
         changed = (trace.end.state != rows).float()
         assert float(changed[:, group.features].sum()) == 0
-        spelled = (rows[:, None, group.features] == group.words).all(-1).float()  # (rows, words)
+        spelled = (rows[:, None, group.features] == group.codewords).all(-1).float()  # (rows, words)
         assert torch.equal(changed[:, group.slots], spelled)
         # what is drawn is what is most probable
         drawn = flow.run(x, draws=torch.rand(len(rows), layers, 40), stop=layers - 1)
@@ -131,8 +135,8 @@ def test_writers_flip_the_slot_of_the_word_and_nothing_else(of_tosses: Path, lay
 
 def test_how_often_slots_are_one_after_writing(of_tosses: Path) -> None:
     chosen = options(of_tosses.parent, data=str(of_tosses), order="natural")
-    flow, rows = new_flow(chosen, "2x3"), build_data(chosen).train
-    code = choose_code("2x3", rows, [2] * 40, 2)
+    flow, rows = new_flow(chosen, (2, 3)), build_data(chosen).train
+    code = choose_code(2, 3, rows, 2)
     written = flow.run(flow.encode(rows.values), draws="greedy", stop=1).end.state
     assert torch.allclose(code.written(), written.mean(0), atol=0.01)
 
@@ -152,14 +156,14 @@ def test_grey_values_are_coded_as_what_is_drawn_from_them() -> None:
     grey = torch.zeros(3000, 12, dtype=torch.uint8)
     grey[:, 2:5] = 128
     split = Split(grey, stochastic=True)
-    code = choose_code("1x3", split, [2] * 12, 2)
+    code = choose_code(1, 3, split, 2)
     (group,) = code.groups
     assert sorted(group.features.tolist()) == [2, 3, 4]
     assert code.ones[2:5].tolist() == pytest.approx([128 / 255] * 3)
     assert group.told.tolist() == pytest.approx(
         [1 / 8] * 7, abs=4 * (7 / 64 / 3000) ** 0.5
     )  # standard errors
-    again = choose_code("1x3", split, [2] * 12, 2)
+    again = choose_code(1, 3, split, 2)
     assert all(
         torch.equal(a, b) for a, b in zip(vars(group).values(), vars(again.groups[0]).values(), strict=True)
     )
@@ -183,7 +187,7 @@ def test_no_slots_no_code() -> None:
     generator = torch.Generator().manual_seed(5)
     x = (torch.rand(300, 40, generator=generator) < 0.5).to(torch.uint8)
     with pytest.raises(ConfigError, match="fewer than one row in 5, and the data have 0 of them"):
-        choose_code("1x5", Split(x), [2] * 40, 2)
+        choose_code(1, 5, Split(x), 2)
 
 
 def test_words_are_the_most_frequent_values_if_there_are_few_slots() -> None:
@@ -191,14 +195,14 @@ def test_words_are_the_most_frequent_values_if_there_are_few_slots() -> None:
     probabilities = torch.tensor([0.5, 0.4, 0.3])
     x = torch.zeros(2000, 8)
     x[:, :3] = (torch.rand(2000, 3, generator=generator) < probabilities).float()
-    code = choose_code("1x3", Split(x.to(torch.uint8)), [2] * 8, 2)
+    code = choose_code(1, 3, Split(x.to(torch.uint8)), 2)
     (group,) = code.groups
     assert sorted(group.features.tolist()) == [0, 1, 2]
     assert len(group.slots) == 5
     values, counts = x[:, group.features].unique(dim=0, return_counts=True)
     frequent = values[counts.argsort(descending=True)]
-    assert {tuple(w) for w in group.words.tolist()} == {tuple(w) for w in frequent[1:6].tolist()}
-    silent = (x[:, None, group.features] != group.words).any(-1).all(-1)
+    assert {tuple(w) for w in group.codewords.tolist()} == {tuple(w) for w in frequent[1:6].tolist()}
+    silent = (x[:, None, group.features] != group.codewords).any(-1).all(-1)
     assert torch.allclose(group.silence, x[silent][:, group.features].mean(0), atol=1e-3)
 
 
@@ -224,7 +228,7 @@ def test_a_flow_with_a_code_is_a_distribution_and_is_sampled_from(tmp_path: Path
     x[0] = 1
     np.save(tmp_path / "few.npy", x.numpy().astype(np.uint8))
     chosen = options(tmp_path, data=str(tmp_path / "few.npy"), order="natural", epochs=3)
-    train(chosen, tmp_path / "run", code="1x3")
+    train(chosen, tmp_path / "run", code=(1, 3))
     flow = with_base(open_run(tmp_path / "run").latent, FactorisedBase(10)).double()
     rows = every(10).to(torch.uint8)
     probabilities = flow.log_likelihood(flow.encode(rows)).detach().exp()  # by enumeration of all choices
@@ -257,22 +261,3 @@ def test_seeds_share_a_code(folder: Path) -> None:
     one, two = (new_flow(options(folder, seed=seed)) for seed in (0, 1))
     orders = [[layer.conditioner.order for layer in flow.layers] for flow in (one, two)]
     assert orders[0] == orders[1]
-
-
-@pytest.mark.parametrize("text", ["", "3", "x7", "0x7", "3x0", "3x13", "3 x 7", "-1x2", "3x7x2"])
-def test_what_is_no_code(text: str) -> None:
-    with pytest.raises(ConfigError, match="as in 3x7, at most 12 in a group; got"):
-        parse_code(text)
-
-
-@pytest.mark.parametrize(
-    ("layers", "code", "words"),
-    [
-        (1, "1x5", "1x5 is for layers 2 to 2; got 1"),
-        (3, "1x5", "1x5 is for layers 2 to 2; got 3"),
-        (2, "9x7", "9x7 writes 63 features into at least 9 others, and the data have 64"),
-    ],
-)
-def test_who_has_no_code(folder: Path, layers: int, code: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        new_flow(options(folder, layers=layers), code)

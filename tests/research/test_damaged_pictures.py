@@ -11,7 +11,7 @@ import pytest
 from research import results
 from research.budgets import find_budget
 from research.paper.figures import draw_best, draw_curves
-from research.paper.score import plan
+from research.paper.study import PAPER
 from research.results import damage_as_error, read_results, write_table
 from xorflow import DataError
 
@@ -35,7 +35,7 @@ def put(folder: Path, content: dict[str, Any]) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    results.write(tmp_path / "plan.json", plan(find_budget("full")))
+    results.write(tmp_path / "plan.json", PAPER.plan(find_budget("full")))
     for phase in ("select", "final"):
         put(tmp_path, run(phase))
     return tmp_path
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 def test_curves(folder: Path, metrics: Any) -> None:
     put(folder, run("select", metrics=metrics))
     with pytest.raises(DataError) as error:
-        draw_curves(read_results(folder), folder / "curves.png")
+        draw_curves(read_results(folder, "paper"), folder / "curves.png")
     assert str(error.value).startswith("the record of a run of ste-1 is damaged (")
     assert not (folder / "curves.png").exists()
 
@@ -57,7 +57,7 @@ def test_curves(folder: Path, metrics: Any) -> None:
 def test_samples(folder: Path, change: dict[str, Any]) -> None:
     content = run("final")
     put(folder, content | {"samples": content["samples"] | change})
-    found = read_results(folder)
+    found = read_results(folder, "paper")
     with pytest.raises(DataError) as error:
         draw_best(found, folder / "samples.png")
     assert str(error.value).startswith("the record of a run of ste-1 is damaged (")
@@ -69,6 +69,6 @@ def test_any_table(folder: Path) -> None:
         raise ZeroDivisionError("division by zero")
 
     with pytest.raises(DataError, match=r"a record in .* is damaged \(ZeroDivisionError division by zero\)"):
-        write_table(folder, "paper", broken, broken)
+        write_table(folder, broken, broken)
     with pytest.raises(DataError, match=r"^its own words$"), damage_as_error("a file"):
         raise DataError("its own words")

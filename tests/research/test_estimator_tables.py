@@ -6,17 +6,22 @@ from typing import Any
 
 import pytest
 
-from research.estimators.equal_time import best_of_several, best_table
-from research.estimators.maps import choose_maps
+from research.estimators.figures import choose_maps
 from research.estimators.table import (
     StudyResults,
+    best_of_several,
+    best_table,
     make_study_table,
     read_study,
     study_markdown,
-    training_table,
     write_study,
 )
-from research.estimators.training_table import measured_variance, objective_table, training_groups
+from research.estimators.training_table import (
+    measured_variance,
+    objective_table,
+    training_groups,
+    training_table,
+)
 from xorflow import UserError
 
 PAPER = ["special-case", "special-case:baseline=greedy"]
@@ -158,8 +163,7 @@ def test_a_variance_that_a_few_draws_carry_is_marked() -> None:
         part("depth-1", "special-case", row(variance=1.0, variance_stderr=0.01)),
         part("depth-1", "disarm", row(variance=0.01, variance_stderr=0.005)),
     ]
-    rows = trained(parts=parts)["rows"]
-    text = best_table(rows)
+    text = best_table(trained(parts=parts))
     assert "| `disarm` † | 0.01 ± 0.005 † | 2 | 0.01 |" in text
 
 
@@ -167,14 +171,14 @@ def test_what_is_not_drawn_pixel_by_pixel_is_named_with_the_reason(results: Path
     still = part("depth-1", "analytic", row(**EXACT)) | {"variance_by_feature": [0.0] * 64}
     far = part("depth-1", "special-case:rewards=all", row())
     many = [part("depth-1", f"leave-one-out:samples={k}", row()) for k in range(2, 18)]
-    shown, left = choose_maps([still, far, *many], ("start", "middle", "converged"))
+    shown, left = choose_maps([still, far, *many])
     assert len(shown) == 15
     assert sorted(name for names in left.values() for name in names) == [
         "analytic",
         "leave-one-out:samples=17",
         "special-case:rewards=all",
     ]
-    assert choose_maps([], ("start",)) == ([], {})
+    assert choose_maps([]) == ([], {})
     assert write_study(results / "estimators")["maps_left_out"] == {}
     (results / "estimators/parts/99.json").write_text(json.dumps(still), encoding="utf-8")
     left_out = write_study(results / "estimators")["maps_left_out"]
@@ -182,9 +186,9 @@ def test_what_is_not_drawn_pixel_by_pixel_is_named_with_the_reason(results: Path
 
 
 def test_equal_time_shows_both_sides(results: Path) -> None:
-    rows = make_study_table(read_study(results / "estimators"))["rows"]
+    table = make_study_table(read_study(results / "estimators"))
     first = "| depth-1, middle, layer 1 | `special-case` | 1 ± 0.1 | 2 | `disarm` | 0.5 ± 0.1 | 1 | 0.25 |"
-    assert first in best_table(rows)
+    assert first in best_table(table)
 
 
 # ---- training ----
@@ -212,7 +216,6 @@ def test_variance_is_that_of_the_start_if_it_was_measured() -> None:
     table, own = trained(parts=[later, start]), run(2, "disarm", 100.0)
     assert measured_variance(table, own) == 1.5
     assert measured_variance(table, own, "middle") == 6.0
-    assert measured_variance(table, own, layer=2) == 2.0
     assert measured_variance(table, run(1, "disarm", 100.0)) is None
 
 

@@ -11,13 +11,11 @@ from command_line import Command
 from research import results
 from research.__main__ import tables
 from research.budgets import find_budget
-from research.depth.rows import chosen_depths
-from research.depth.score import DEPTH, depth_plan
-from research.paper.rows import chosen
-from research.paper.score import PAPER, plan
-from research.runner import Request, Runner
-from research.strong.rows import STRONG_BUDGETS, chosen_strong
-from research.strong.score import STRONG, strong_plan
+from research.depth.study import DEPTH
+from research.experiment import Experiment, Request
+from research.paper.study import PAPER
+from research.runner import Runner
+from research.strong.study import STRONG
 from tiny_runs import read
 from xorflow import ConfigError, DataError
 
@@ -57,38 +55,27 @@ def test_a_pack_is_sorted_and_the_same_records_make_the_same_bytes(name: str, tm
     assert (tmp_path / results.PACK).read_bytes() == made
 
 
-def request(name: str, tmp_path: Path) -> Request:
+EXPERIMENTS = pytest.mark.parametrize(
+    "experiment", [PAPER, DEPTH, STRONG], ids=lambda experiment: experiment.name
+)
+
+
+@EXPERIMENTS
+def test_nothing_that_is_packed_is_made_again(experiment: Experiment, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    shutil.copy(COMMITTED / name / results.PACK, out)
-    shared = (out, tmp_path / "work", "cpu", 1)
-    if name == "paper":
-        return Request(*chosen(None), find_budget("full"), 3, *shared, PAPER)
-    if name == "depth":
-        rows = chosen_depths(None)
-        return Request(rows, (), find_budget("full"), 3, *shared, DEPTH, {row.id: row.seeds for row in rows})
-    rows = chosen_strong(None)[0]
-    budget = find_budget("full", STRONG_BUDGETS)
-    return Request(rows, (), budget, 2, *shared, STRONG, {row.id: row.seeds for row in rows})
+    shutil.copy(COMMITTED / experiment.name / results.PACK, out)
+    full = find_budget("full", experiment.budgets)
+    made = Runner(Request(experiment, experiment.rows, full, out, tmp_path / "work", device="cpu"))
+    assert made.planned == []
+    assert made.waiting() == []
+    assert [path.name for path in out.iterdir()] == [results.PACK]  # not even the plan is written
 
 
-@pytest.mark.parametrize("name", ["paper", "depth", "strong"])
-def test_nothing_that_is_packed_is_made_again(name: str, tmp_path: Path) -> None:
-    assert Runner(request(name, tmp_path)).planned == []
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [
-        results.PACK
-    ]  # not even the plan is written
-
-
-def test_the_committed_plans_are_those_of_the_rows() -> None:
-    full = find_budget("full")
-    plans = {
-        "paper": plan(full),
-        "depth": depth_plan(full),
-        "strong": strong_plan(find_budget("full", STRONG_BUDGETS)),
-    }
-    for name, made in plans.items():
-        assert results.read(COMMITTED / name / "plan.json", name) == made
+@EXPERIMENTS
+def test_the_committed_plans_are_those_of_the_rows(experiment: Experiment) -> None:
+    made = experiment.plan(find_budget("full", experiment.budgets))
+    assert results.read(COMMITTED / experiment.name / "plan.json", experiment.name) == made
 
 
 def test_a_file_comes_before_the_packed_record(tmp_path: Path) -> None:

@@ -13,12 +13,15 @@ import pytest
 from rich.console import Console
 
 from command_line import RESEARCH, Command, finish, start
-from research import display as runs_display
+from research import display as progress
 from research.__main__ import main
-from research.display import RunsDisplay
-from research.paper.command import show_table
-from research.paper.rows import IDS, ROWS
-from research.runner import Planned
+from research.command import show
+from research.depth.study import DEPTH
+from research.display import Display, Planned
+from research.experiment import Experiment
+from research.paper.rows import ROWS
+from research.paper.study import PAPER
+from research.strong.study import STRONG
 from tiny_runs import read
 from xorflow.training import Job, Options, Outcome
 
@@ -41,12 +44,12 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_row_is_trained_and_shown(smoke: Path, research: Command) -> None:
     table = read(smoke / "out/table.json")
-    assert [row["id"] for row in table["rows"]] == list(IDS)
+    assert [row["id"] for row in table["rows"]] == [row.id for row in PAPER.rows]
     assert (table["budget"], table["missing"]) == ("smoke", [])
     for row, planned in zip(table["rows"], ROWS, strict=False):
         for variant in ("ours", "improved"):
             found = row[variant]
-            if planned.recipe(variant) is None:
+            if variant not in planned.recipes:
                 assert found is None
                 continue
             assert found["kind"] == (
@@ -74,22 +77,32 @@ def test_every_row_is_trained_and_shown(smoke: Path, research: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--rows ste-3", "--rows names rows of ste-1, ste-2, "),
-        ("--rows ste-1,ste-x", "got 'ste-x'"),
-        ("--seeds 0", "--seeds is how many seeds to train, at least 1; got 0"),
-        ("--seeds=-2", "at least 1; got -2"),
-        ("--seeds two", "Invalid value for '--seeds'"),
-        ("--jobs 0", "--jobs is at least 1; got 0"),
-        ("--budget huge", "--budget is one of smoke, quick, full; got 'huge'"),
-        ("--device cuda:63", "device 'cuda:63' is not there"),
-        ("--device magic", "device is auto, cpu, cuda, cuda:N or mps; got 'magic'"),
+        ("paper --rows ste-3", "--rows names rows of ste-1, ste-2, "),
+        ("paper --rows ste-1,ste-x", "got 'ste-x'"),
+        ("depth --rows ar-3", "--rows names rows of ar-1-marginal, "),
+        ("depth --rows ar-1-marginal,x*", "or several with a *; got 'x*'"),
+        ("strong --rows pixelcnn", "--rows names rows of made, made-strong, "),
+        *(
+            (f"{command} {arguments}", words)
+            for command in ("paper", "depth", "strong")
+            for arguments, words in (
+                ("--seeds 0", "--seeds is how many seeds to train, at least 1; got 0"),
+                ("--seeds=-2", "at least 1; got -2"),
+                ("--seeds two", "Invalid value for '--seeds'"),
+                ("--jobs 0", "--jobs is at least 1; got 0"),
+                ("--budget huge", "--budget is one of smoke, quick, full; got 'huge'"),
+                ("--device cuda:63", "device 'cuda:63' is not there"),
+                ("--device magic", "device is auto, cpu, cuda, cuda:N or mps; got 'magic'"),
+            )
+        ),
     ],
 )
 def test_what_means_nothing_is_refused_before_any_work(
     research: Command, tmp_path: Path, arguments: str, words: str
 ) -> None:
-    given = (*SMOKE, "--out", tmp_path / "out", "--work", tmp_path / "work", *arguments.split())
-    assert words in research(*given).refused()
+    command, *given = arguments.split()
+    folders = ("--out", tmp_path / "out", "--work", tmp_path / "work")
+    assert words in research(command, "--budget", "smoke", "--device", "cpu", *folders, *given).refused()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -213,7 +226,7 @@ def test_a_killed_run_harms_no_other_and_is_made_by_the_next_command(
         "error: marginal.ours.select, seed 1: its process was ended by signal 9 (by hand, or for want of memory); "
         "give the same command again\n"
     )
-    assert re.search(r"^marginal +- +- +\d", said.out, re.MULTILINE)
+    assert re.search(r"^marginal +– +– +\d", said.out, re.MULTILINE)
     kept = files(out / "runs")
     assert sorted(kept) == ["marginal.ours.seed0.final.json", "marginal.ours.seed0.select.json"]
     assert research(*given).code == 0
@@ -225,13 +238,13 @@ def test_a_killed_run_harms_no_other_and_is_made_by_the_next_command(
 
 
 def planned(folder: Path) -> list[Planned]:
-    return [Planned(f"row-{n}.ours.seed0.select", folder / str(n), 4, 5.0 * (n + 1)) for n in range(4)]
+    return [Planned(f"row-{n}.ours.seed0.select", folder / str(n), 5.0 * (n + 1), 4) for n in range(4)]
 
 
 def test_bars_for_the_whole_and_for_what_is_under_way(tmp_path: Path) -> None:
     text = io.StringIO()
     console = Console(file=text, width=100, force_terminal=True, color_system=None)
-    with RunsDisplay(console, planned(tmp_path)) as display:
+    with Display(console, [*planned(tmp_path), Planned("a piece", tmp_path / "piece.json")]) as display:
         done = Outcome(Job(Options(), tmp_path / "0", "row-0.ours.select"), {}, None)
         display.on_outcome(done, 1, 4)
         (tmp_path / "1").mkdir()
@@ -239,12 +252,13 @@ def test_bars_for_the_whole_and_for_what_is_under_way(tmp_path: Path) -> None:
         lines = "".join(json.dumps(record) + "\n" for record in records)
         (tmp_path / "1/metrics.jsonl").write_text(lines + '{"epo', encoding="utf-8")
         display.refresh()
-        assert display._progress() == 5.0 + 10.0 * 2 / 5
+        display.on_done("a piece")
+        assert display._progress() == 5.0 + 10.0 * 2 / 5 + 1.0
         display._bar.refresh()
         display.on_stop()
         display._bar.refresh()
     frames = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue())
-    assert "runs 1/4" in frames
+    assert "2 of 5" in frames
     assert re.search(r"row-1\.ours\.seed0\.select .* left .* validation 7\.1", frames)
     assert "row-2" not in frames
     assert "stopping and saving" in frames
@@ -255,28 +269,36 @@ def test_bars_for_the_whole_and_for_what_is_under_way(tmp_path: Path) -> None:
 def test_without_a_terminal_there_is_a_line_now_and_then(
     seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs_display, "_LINE_SECONDS", seconds)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", seconds)
     text = io.StringIO()
     runs = planned(tmp_path)
-    with RunsDisplay(Console(file=text), runs) as display:
+    with Display(Console(file=text), runs) as display:
         display.on_stop()
         assert text.getvalue() == ""
         for run in runs:
-            display.on_outcome(Outcome(Job(Options(), run.folder, run.name), {}, None), 0, 0)
+            display.on_outcome(Outcome(Job(Options(), run.place, run.name), {}, None), 0, 0)
     lines = text.getvalue().splitlines()
     if seconds:
         assert lines == []
         return
     assert len(lines) == len(runs) > 1
     assert re.fullmatch(
-        rf"runs 1/{len(runs)}: {re.escape(runs[0].name)} done, about \d+:\d\d:\d\d left", lines[0]
+        rf"1 of {len(runs)}: {re.escape(runs[0].name)} done, about \d+:\d\d:\d\d left", lines[0]
     )
-    assert lines[-1] == f"runs {len(runs)}/{len(runs)}: {runs[-1].name} done"
+    assert lines[-1] == f"{len(runs)} of {len(runs)}: {runs[-1].name} done"
 
 
-def test_the_table_fits_80_columns(smoke: Path) -> None:
+@pytest.mark.parametrize("experiment", [PAPER, DEPTH, STRONG], ids=lambda experiment: experiment.name)
+def test_the_tables_fit_80_columns(experiment: Experiment) -> None:
     text = io.StringIO()
-    show_table(read(smoke / "out/table.json"), Console(file=text, width=80))
+    committed = Path(__file__).parents[2] / "research/results" / experiment.name / "table.json"
+    show(experiment, read(committed), Console(file=text, width=80))
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    assert sum("*" in line for line in lines[3:]) == 6
+    assert "…" not in text.getvalue()  # nothing is cut: what is too long goes on in the next line
+
+
+def test_a_star_says_that_a_likelihood_is_a_bound(smoke: Path) -> None:
+    text = io.StringIO()
+    show(PAPER, read(smoke / "out/table.json"), Console(file=text, width=80))
+    assert sum("*" in line for line in text.getvalue().splitlines()[3:]) == 6

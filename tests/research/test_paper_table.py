@@ -11,10 +11,10 @@ from matplotlib.image import imread
 
 from research import results
 from research.budgets import find_budget
-from research.paper.page import meaning_block
-from research.paper.score import plan
-from research.paper.table import main_table, make_table, markdown, write_paper
+from research.paper.study import PAPER
+from research.paper.table import main_table, make_table, markdown, meaning_table, write_paper
 from research.results import read_results
+from tiny_runs import read
 from xorflow import ConfigError, DataError
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def put(folder: Path, row: str, variant: str, seed: int, nll: float, validation:
 def folder(tmp_path: Path) -> Path:
     """A few rows of a full reproduction, below `results/paper`."""
     out = tmp_path / "results/paper"
-    results.write(out / "plan.json", plan(find_budget("full")))
+    results.write(out / "plan.json", PAPER.plan(find_budget("full")))
     for seed, (nll, validation) in enumerate([(220.0, 31.0), (230.0, 30.0), (225.0, 32.0)]):
         put(out, "ste-1", "ours", seed, nll, validation)
     put(out, "ste-1", "improved", 0, 165.61, 1.0)
@@ -71,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_table_has_the_seed_that_validated_best_and_the_spread_of_all(folder: Path) -> None:
-    table = make_table(read_results(folder))
+    table = make_table(read_results(folder, "paper"))
     assert table["budget"] == "full"
     rows = {row["id"]: row for row in table["rows"]}
     assert list(rows) == ["ste-1", "sfe-posterior-greedy", "sfe-special-running-2", "independent-pixels"]
@@ -94,19 +94,19 @@ def test_the_table_has_the_seed_that_validated_best_and_the_spread_of_all(folder
 
 
 def test_references_have_every_key(folder: Path) -> None:
-    for found in make_table(read_results(folder))["rows"]:
+    for found in make_table(read_results(folder, "paper"))["rows"]:
         assert {"nll", "greedy", "exact", "elbo", "kind", "stderr", "mean", "spread"} <= found["ours"].keys()
 
 
 def test_a_seed_without_its_final_run_is_not_reported(folder: Path) -> None:
     (folder / "runs/ste-1.ours.seed1.final.json").unlink()
     (folder / "runs/ste-1.improved.seed0.final.json").unlink()
-    row = make_table(read_results(folder))["rows"][0]
+    row = make_table(read_results(folder, "paper"))["rows"][0]
     assert (row["ours"]["seed"], row["ours"]["nll"], row["improved"]) == (0, 220.0, None)
 
 
 def test_the_markdown_says_what_each_number_is(folder: Path) -> None:
-    table = make_table(read_results(folder))
+    table = make_table(read_results(folder, "paper"))
     lines = main_table(table).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     ours, improved = "230.0 ± 0.5 | exact | 220.0 | 231.0", "with entropy bonus | 165.6 ± 0.5 | exact |"
@@ -133,7 +133,7 @@ def test_everything_is_written_beside_the_runs(folder: Path) -> None:
 
 
 def test_without_any_run_there_is_an_empty_table(tmp_path: Path) -> None:
-    results.write(tmp_path / "plan.json", plan(find_budget("smoke")))
+    results.write(tmp_path / "plan.json", PAPER.plan(find_budget("smoke")))
     assert write_paper(tmp_path)["rows"] == []
     assert (tmp_path / "samples.png").exists()
 
@@ -153,5 +153,5 @@ def test_files_that_are_not_ours(folder: Path) -> None:
 
 
 def test_the_papers_figures_against_independent_pixels() -> None:
-    text = meaning_block(ROOT / "research/results")
+    text = meaning_table(read(ROOT / "research/results/demo/result.json"))
     assert "| straight-through, depth 4 | 205.6 | -0.2 | 56.0 |" in text

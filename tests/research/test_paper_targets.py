@@ -14,7 +14,7 @@ GREEDY = 167.5  # of every improved row, through the generator
 MARGINAL_EXACT, MARGINAL_GREEDY = 148.5, 167.0
 NEAR = 1.0  # nats: the full posterior's optimum is the marginal
 PAPER = {row.id: row for row in PAPER_TABLE}
-IMPROVED = [row.id for row in ROWS if row.recipe("improved") is not None]
+IMPROVED = [row.id for row in ROWS if "improved" in row.recipes]
 POSTERIOR = [row.id for row in ROWS if row.family == "full posterior"]
 
 

@@ -8,28 +8,31 @@ from typing import Any
 import pytest
 
 from research.budgets import find_budget, write_digits
+from research.experiment import Request
 from research.files import RunName
-from research.paper.rows import chosen
-from research.paper.score import PAPER
-from research.runner import Request, Runner, final_epochs
+from research.paper.study import PAPER
+from research.rows import TrainedRow, chosen
+from research.runner import Runner, final_epochs
 from tiny_runs import StopAt, read
 from xorflow.errors import ConfigError
 from xorflow.training import Interrupted, train_run
 
 
 def request(folder: Path, rows: str = "marginal", **changes: Any) -> Request:
-    trained, references = chosen(rows)
     usual: dict[str, Any] = {
-        "rows": trained, "references": references, "budget": find_budget("smoke"), "seeds": 1,
-        "out": folder / "out", "work": folder / "work", "device": "cpu", "workers": 1, "experiment": PAPER,
+        "experiment": PAPER, "rows": chosen(rows, PAPER.rows), "budget": find_budget("smoke"), "seeds": 1,
+        "out": folder / "out", "work": folder / "work", "device": "cpu", "workers": 1,
     }  # fmt: skip
     return Request(**(usual | changes))
 
 
 def with_options(wanted: Request, **options: Any) -> Request:
     """The same request, of rows whose recipe says something else."""
-    rows = [dataclasses.replace(row, ours={**row.ours, **options}) for row in wanted.rows]
-    return dataclasses.replace(wanted, rows=rows)
+    return dataclasses.replace(wanted, rows=[changed(row, **options) for row in wanted.rows])
+
+
+def changed(row: TrainedRow, **options: Any) -> TrainedRow:
+    return dataclasses.replace(row, recipes={**row.recipes, "ours": {**row.recipes["ours"], **options}})
 
 
 def files(folder: Path) -> dict[str, int]:
@@ -163,10 +166,7 @@ def test_another_recipe_is_never_mixed_in(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_harms_no_other(tmp_path: Path) -> None:
     wanted = request(tmp_path, "ste-1,marginal", seeds=1)
-    bad = dataclasses.replace(
-        wanted.rows[0],
-        ours={**wanted.rows[0].ours, "estimator": "maximum-likelihood", "lr": 1e30, "optimiser": "sgd"},
-    )
+    bad = changed(wanted.rows[0], estimator="maximum-likelihood", lr=1e30, optimiser="sgd")
     outcomes = Runner(dataclasses.replace(wanted, rows=[bad, wanted.rows[1]])).run()
     assert [outcome.job.name for outcome in outcomes if outcome.error] == ["ste-1.ours.select"]
     assert "not finite" in failures(outcomes)[0]

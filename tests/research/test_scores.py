@@ -8,6 +8,7 @@ import torch
 
 import xorflow as xf
 from research.budgets import find_budget
+from research.experiment import Trained
 from research.paper.rows import REFERENCES, ROWS
 from research.paper.score import posterior_argmax, reference, score
 from research.samples import draw_samples, unpacked
@@ -41,7 +42,8 @@ def rows(count: int = 40) -> Split:
 def scored(name: str, flow: xf.LatentFlow) -> dict:
     data = xf.data.Dataset("x", rows(), None, rows(), categories=(2,) * FEATURES)
     known = report(flow, data, 1, ("test",))["test"]
-    return score(BY_ID[name], flow, data.test, known, BUDGET)
+    assert data.test is not None
+    return score(Trained(BY_ID[name], flow, data.test, data.train, known, BUDGET))
 
 
 def test_a_straight_through_row_is_its_bijection() -> None:

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from research.strong.rows import STRONG_BUDGETS, STRONG_ROWS, chosen_strong
-from research.strong.score import greedy_on_fixed_base, strong_figures
+from research.experiment import Trained
+from research.rows import chosen
+from research.strong.rows import MIXED_ROWS, STRONG_BUDGETS, STRONG_ROWS
+from research.strong.score import greedy_on_fixed_base, score
 from xorflow import MADE, FactorisedBase, LatentFlow, Layer, Mixture, data, evaluate
 from xorflow.errors import ConfigError
 from xorflow.training import report
@@ -25,7 +27,7 @@ def bits() -> data.Dataset:
 def test_rows_are_recipes() -> None:
     for row in STRONG_ROWS:
         options = row.options("ours").to_json()
-        expected = RECIPES[row.named].options
+        expected = RECIPES[row.recipes["ours"]["recipe"]].options
         assert {key: options[key] for key in expected} == expected
         with pytest.raises(ConfigError, match="no variant"):
             row.options("improved")
@@ -36,17 +38,22 @@ def test_the_fixed_base_replaces_the_learned_one() -> None:
     assert split is not None
     fixed, learned = flow(FactorisedBase(6)), flow(FactorisedBase(6, p0=0.6, learned=True))
     expected = evaluate.greedy(fixed, split).nll
-    assert evaluate.exact(greedy_on_fixed_base(learned), split).nll == pytest.approx(expected, abs=1e-6)
+
+    def on_fixed_base(model: LatentFlow | Mixture) -> float:
+        run = Trained(None, model, split, split, {}, STRONG_BUDGETS[0])
+        return evaluate.exact(greedy_on_fixed_base(run), split).nll
+
+    assert on_fixed_base(learned) == pytest.approx(expected, abs=1e-6)
     assert evaluate.greedy(learned, split).nll != pytest.approx(expected, abs=1e-3)
     twice = Mixture([learned, flow(FactorisedBase(6, p0=0.6, learned=True))])
-    assert evaluate.exact(greedy_on_fixed_base(twice), split).nll == pytest.approx(expected, abs=1e-6)
+    assert on_fixed_base(twice) == pytest.approx(expected, abs=1e-6)
 
 
 def test_figures_of_data_that_are_drawn_once() -> None:
     dataset, model = bits(), flow(FactorisedBase(6, learned=True))
     assert dataset.test is not None
     known = report(model, dataset, 1, ("test",))["test"]
-    found = strong_figures(model, dataset.test, known, STRONG_BUDGETS[0], train=dataset.train)
+    found = score(Trained(None, model, dataset.test, dataset.train, known, STRONG_BUDGETS[0]))
     assert found["draws"] == {"seeds": [0], "nll": [pytest.approx(known["nll"])], "spread": 0}
     assert found["nll"] == pytest.approx(known["nll"])
     assert found["train_nll"] == pytest.approx(evaluate.exact(model, dataset.train).nll)
@@ -64,7 +71,7 @@ def test_five_draws_of_mnist() -> None:
         "refit_nll": 0.0,
         "layers": [],
     }
-    found = strong_figures(model, mnist.test, known, STRONG_BUDGETS[-1], train=mnist.train)
+    found = score(Trained(None, model, mnist.test, mnist.train, known, STRONG_BUDGETS[-1]))
     assert found["draws"]["seeds"] == [0, 1, 2, 3, 4]
     assert len(set(found["draws"]["nll"])) == 5
     assert found["nll"] == pytest.approx(sum(found["draws"]["nll"]) / 5)
@@ -72,7 +79,7 @@ def test_five_draws_of_mnist() -> None:
 
 
 def test_rows_by_name() -> None:
-    trained, mixed = chosen_strong("transformer-mixed,made")
-    assert [row.id for row in (*trained, *mixed)] == ["made", "transformer-mixed"]
+    rows = (*STRONG_ROWS, *MIXED_ROWS)
+    assert [row.id for row in chosen("transformer-mixed,made", rows)] == ["made", "transformer-mixed"]
     with pytest.raises(ConfigError, match="--rows names rows of made, "):
-        chosen_strong("")
+        chosen("", rows)

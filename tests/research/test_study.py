@@ -28,8 +28,10 @@ FEW = ("straight-through", "disarm")
 def request(folder: Path, **changes: Any) -> StudyRequest:
     usual: dict[str, Any] = {
         "budget": find_budget("smoke", STUDY_BUDGETS), "out": folder / "out", "work": folder / "work", "device": "cpu",
-        "models": ["depth-1"], "estimators": FEW,
+        "models": "depth-1", "estimators": FEW,
     }  # fmt: skip
+    of_budget = {key: changes.pop(key) for key in ("draws", "batch") if key in changes}
+    usual["budget"] = dataclasses.replace(usual["budget"], **of_budget)
     return StudyRequest(**(usual | changes))
 
 
@@ -38,30 +40,29 @@ def files(folder: Path) -> dict[str, int]:
 
 
 class Watch:
-    """Remembers the pieces, and may stop before one of them."""
-
-    training = None
+    """Remembers what is done, and may stop there."""
 
     def __init__(self, stop: int | None = None) -> None:
-        self.seen: list[tuple[str, float, float]] = []
+        self.seen: list[str] = []
         self._stop = stop
 
-    def on_piece(self, name: str, done: float, total: float) -> None:
-        self.seen.append((name, done, total))
-        if self._stop is not None and len(self.seen) > self._stop:
+    def on_done(self, name: str) -> None:
+        self.seen.append(name)
+        if self._stop is not None and len(self.seen) >= self._stop:
             raise KeyboardInterrupt
 
 
 def test_three_points_of_one_training_each_with_weights_of_its_own(tmp_path: Path) -> None:
-    study = Study(request(tmp_path, points=["converged", "start", "middle"]))
-    assert [str(piece) for piece in study.pieces[::3]] == [
+    study = Study(request(tmp_path, points="converged,start,middle"))
+    assert [str(piece) for piece in study.pieces[:3]] == [
         "depth-1.start.straight-through",
         "depth-1.start.disarm",
+        "depth-1.middle.straight-through",
     ]
-    watch = Watch()
+    watch, planned = Watch(), study.planned
+    assert [work.cost for work in planned] == [4.0, *[1.0] * 6]  # a model to train, and six pieces
     study.run(watch)
-    assert watch.seen[-1][1] == watch.seen[-1][2] == 10.0
-    assert [done for _, done, _ in watch.seen] == sorted(done for _, done, _ in watch.seen)
+    assert list(dict.fromkeys(watch.seen)) == [work.name for work in planned]
     parts = [read(path) for path in sorted((tmp_path / "out/parts").iterdir())]
     assert len(parts) == 6
     assert len({part["weights"] for part in parts}) == 3
@@ -111,7 +112,7 @@ def test_interrupted_training_goes_on_to_the_same_points(
         names = [f"depth-1.{point}.straight-through.json" for point in ("start", "middle", "converged")]
         return [read(folder / "out/parts" / name)["weights"] for name in names]
 
-    wanted = {"points": ["start", "middle", "converged"], "estimators": ("straight-through",)}
+    wanted = {"points": "start,middle,converged", "estimators": ("straight-through",)}
     Study(request(tmp_path / "whole", **wanted)).run()
     keep = _Keeper.on_step
 
@@ -173,7 +174,7 @@ def of_run(run: Path, folder: Path, **changes: Any) -> StudyRequest:
 
 def test_a_run_is_studied_on_its_own_data(run: Path, tmp_path: Path) -> None:
     texts = ("maximum-likelihood:samples=2", "leave-one-out:samples=2")
-    Study(of_run(run, tmp_path, estimators=texts, points=["start", "converged"])).run()
+    Study(of_run(run, tmp_path, estimators=texts, points="start,converged")).run()
     parts = [read(path) for path in sorted((tmp_path / "out/parts").iterdir())]
     assert {(part["model"], part["point"]) for part in parts} == {("run", "start"), ("run", "converged")}
     assert len({part["weights"] for part in parts}) == 2
@@ -206,17 +207,17 @@ REFUSED = {
     "K > 2": ({"estimators": ("disarm",)}, ModelError, "DisARM is for choices between two values"),
     "depth": ({"estimators": ("analytic",)}, ModelError, "needs one layer"),
     "no posterior": ({"estimators": ("full-posterior",)}, ModelError, "needs a posterior"),
-    "middle": ({"points": ["middle"]}, ConfigError, "a run keeps no weights in between"),
+    "middle": ({"points": "middle"}, ConfigError, "a run keeps no weights in between"),
     "point": (
-        {"points": ["end"]},
+        {"points": "end"},
         ConfigError,
-        "--points names points of training: start, converged; got 'end'",
+        r"--points names points of training .*: start, converged, or several with a \*; got 'end'",
     ),
-    "no point": ({"points": []}, ConfigError, "--points names points"),
+    "no point": ({"points": ""}, ConfigError, "--points names points"),
     "draws": ({"draws": 7}, ConfigError, "--draws is at least 8"),
     "batch": ({"batch": 0}, ConfigError, "--batch is at least 1"),
     "seed": ({"seed": -1}, ConfigError, "--seed is at least 0"),
-    "models": ({"models": ["depth-1"]}, ConfigError, "leave it out beside RUN"),
+    "models": ({"models": "depth-1"}, ConfigError, "leave it out beside RUN"),
     "device": ({"device": "tpu"}, ConfigError, "device is auto"),
 }
 
@@ -250,8 +251,10 @@ def test_a_model_without_an_exact_gradient(tmp_path: Path) -> None:
 def test_a_run_made_in_python_has_no_start(tmp_path: Path) -> None:
     flow = zoo.make("K3 D3").float()
     fit(flow, _three_features(), out=tmp_path / "run", epochs=1, batch_size=50, device="cpu")
-    with pytest.raises(ConfigError, match="--points names points of training: converged; got 'start'"):
-        Study(of_run(tmp_path / "run", tmp_path, estimators=("maximum-likelihood",), points=["start"]))
+    with pytest.raises(
+        ConfigError, match=r"--points names points of training .*: converged, .*; got 'start'"
+    ):
+        Study(of_run(tmp_path / "run", tmp_path, estimators=("maximum-likelihood",), points="start"))
 
 
 def _three_features():
@@ -275,7 +278,7 @@ def test_other_settings_need_another_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a file; choose another --out"):
         Study(request(tmp_path, out=tmp_path / "other/file"))
     with pytest.raises(ConfigError, match=r"--models names models of depth-1, .*; got 'depth-9'"):
-        Study(request(tmp_path, models=["depth-9"]))
+        Study(request(tmp_path, models="depth-9"))
 
 
 DAMAGE = {
@@ -319,7 +322,7 @@ def test_training_with_each_estimator_is_a_file_and_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = request(tmp_path, models=None, estimators=("analytic", "disarm", "full-posterior"))
-    assert TrainingComparison(wanted, 1).run() == []
+    assert [outcome.error for outcome in TrainingComparison(wanted, 1).run()] == [None] * 5
     runs = {(run["depth"], run["estimator"]): run for run in map(read, (tmp_path / "out/training").iterdir())}
     assert len(runs) == 6
     assert runs[2, "analytic"]["error"].startswith("not defined: ")
@@ -338,12 +341,13 @@ def test_no_runs_at_once_are_refused(tmp_path: Path) -> None:
 
 def test_gradients_that_are_no_numbers_are_a_finding(tmp_path: Path) -> None:
     comparison = TrainingComparison(request(tmp_path, models=None, estimators=("maximum-likelihood",)), 1)
-    for key, options in comparison._named.items():
-        comparison._named[key] = options.replace(
+    for folder, trial in comparison._trials.items():
+        options = trial.options.replace(
             lr=1e38, hidden=[16, 16], optimiser="sgd", schedule="constant", epochs=3
         )
+        comparison._trials[folder] = dataclasses.replace(trial, options=options)
     failed = comparison.run()
-    assert [line.partition(":")[0] for line in failed] == [
+    assert [outcome.job.name for outcome in failed if outcome.error is not None] == [
         "depth 1, maximum-likelihood",
         "depth 2, maximum-likelihood",
     ]

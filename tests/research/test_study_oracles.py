@@ -22,7 +22,7 @@ from expectations import (
     with_a_past,
 )
 from research.estimators import oracles as study_oracles
-from research.estimators.measure import Bench, Effort
+from research.estimators.measure import Bench
 from research.estimators.objectives import Objective, Part, claim_of, closed_form, objective_of
 from research.estimators.oracles import enumerated_value, require_oracle
 from research.estimators.plain_bound import PlainBound
@@ -146,7 +146,7 @@ def bench(name: str, draws: int, rows_of_batch: int = 4, warm_up: int = 3) -> Be
         uniforms = torch.rand((rows_of_batch, flow.features), generator=generator)
         return Batch((uniforms * sizes).long(), zoo.rows_of_context(flow, rows_of_batch))
 
-    return Bench(flow, batch(), [batch() for _ in range(warm_up)], Effort(draws, warm_up, 0))
+    return Bench(flow, batch(), [batch() for _ in range(warm_up)], draws)
 
 
 def test_an_averaged_oracle_agrees_with_enumeration(monkeypatch: pytest.MonkeyPatch) -> None:
