@@ -21,7 +21,7 @@ from research.__main__ import main as research
 from tiny_runs import people_file
 from xorflow.cli import main
 from xorflow.data.bundled import SHA256
-from xorflow.training import read_table
+from xorflow.training import OPTIONS, read_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -148,6 +148,8 @@ def test_options_named_in_the_text_exist(xorflow_help: str) -> None:
         text = (ROOT / name).read_text(encoding="utf-8")
         for option in re.findall(r"`(--[a-z][a-z-]*)", text):
             assert re.search(rf"{option}\b(?!-)", xorflow_help), f"{name}: {option}"
+        for option in re.findall(r"--set ([a-z][a-z_]*)=", text):
+            assert option in OPTIONS, f"{name}: --set {option}"
 
 
 @pytest.fixture

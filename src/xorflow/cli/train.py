@@ -119,14 +119,9 @@ def _texts(flags: Mapping[str, str | None], settings: Sequence[str]) -> dict[str
     texts = {name: text for name, text in flags.items() if text is not None}
     for item in settings:
         name, separator, text = item.partition("=")
-        name = name.strip().replace("-", "_")
         if not separator:
             raise ConfigError(f"--set is KEY=VALUE, as in --set order=random; got {item!r}")
-        if name in texts:
-            raise ConfigError(
-                f"{name} is given once; got {texts[name]!r} and {text!r}: leave one of them out"
-            )
-        texts[name] = text
+        texts[name.strip().replace("-", "_")] = text
     return texts
 
 

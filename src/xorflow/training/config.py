@@ -282,6 +282,7 @@ class Options:
             for name, option in OPTIONS.items():
                 if option.registry is not None:
                     option.registry.read(getattr(self, name))
+        recipes.check_data(self.recipe, self.data)
         for option in OPTIONS.values():
             option.require_effect(self)
         if self.init not in INITS and "/" not in self.init and "\\" not in self.init:
@@ -289,7 +290,6 @@ class Options:
                 f"init is one of {', '.join(INITS)}, or the folder of a run, written with a slash, as in ./runs/demo; "
                 f"got {self.init!r}"
             )
-        recipes.check_data(self.recipe, self.data)
 
     def to_json(self) -> dict[str, Any]:
         """As `config.json` holds them."""
