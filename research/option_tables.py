@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +21,8 @@ from xorflow.training import (
     values,
 )
 
-_NOT_SAID = 2**31
-"""A limit that only slips of the finger pass."""
+_NOT_SAID = ("finite", f"below {2**31:,}")
+"""Limits that only slips of the finger pass."""
 
 
 def group_block(folder: Path, group: str) -> str:
@@ -31,7 +32,7 @@ def group_block(folder: Path, group: str) -> str:
     for name, option in OPTIONS.items():
         if option.group == group:
             limits = [
-                words for words, _ in option.limits() if option.below != _NOT_SAID or "below" not in words
+                words for words in option.range.broken(math.nan).split(" and ") if words not in _NOT_SAID
             ]
             kind = "a name, see below" if option.registry else values.expected(option.type)
             meaning = "; only if ".join([option.help, *map(str, option.needs)])

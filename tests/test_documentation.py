@@ -101,6 +101,18 @@ def test_code_and_commands_run_in_order(name: str) -> None:
                 run_command(words, name)
 
 
+@pytest.mark.usefixtures("small_world")
+def test_the_examples_of_a_help_work_as_typed(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    run_command(["xorflow", "train", "--help"], "help")
+    examples = re.findall(r"^ xorflow (train .+?) *$", capfd.readouterr().out, flags=re.MULTILINE)
+    assert len(examples) == 2
+    for line in examples:
+        run_command(["xorflow", *shlex.split(line)], "an example")
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_blocks_are_of_a_kind_that_is_checked(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")

@@ -69,7 +69,7 @@ def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
         ("--set validation=3.5", "whole numbers of rows; got 3.5"),
         ("--data digits", "data is 'mnist' or a .npy, .npz or .csv file; got 'digits'"),
         ("--data none.csv", "none.csv"),
-        ("--seed 99999999999999999999", "seed is below 2^40"),
+        ("--seed 99999999999999999999", "seed is below 1,099,511,627,776"),
         ("--config none.toml", "--config names a file that is not there"),
         ("--config none.json", "the configuration is missing"),
         ("--resume", "there is no folder"),

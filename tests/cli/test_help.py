@@ -52,7 +52,7 @@ def test_the_options_that_people_set_are_flags_on_one_screen(
     assert flags == {name.replace("_", "-") for name, option in OPTIONS.items() if option.flag} | {
         *("set", "config", "out", "resume", "seeds", "jobs", "help")
     }
-    assert "The highest learning rate. [0.001]" in page
+    assert "the highest learning rate [0.001]" in page
     assert "mnist, or a .npy" in page
 
 

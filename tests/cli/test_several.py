@@ -137,7 +137,7 @@ def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
         ("--seeds=-1", "got '-1'"),
         ("--seeds 0,0-2", "--seeds names each seed once; got '0,0-2'"),
         ("--seeds 0-99999999999", "--seeds names at most 10,000 seeds"),
-        ("--seeds 0,99999999999999", "seed is below 2^40"),
+        ("--seeds 0,99999999999999", "seed is below 1,099,511,627,776"),
         ("--seeds 0,1 --jobs 0", "--jobs is at least 1; got 0"),
         ("--jobs 2", "--jobs is how many of several runs train at once, and this is one run; got 2: add --seeds"),
         ("--seeds 0,1 --epochs 0", "error: epochs is at least 1; got 0"),

@@ -24,7 +24,7 @@ EXAMPLES = """
 
 xorflow train --conditioner made:hidden=512+512 --epochs 3 --set warmup=100
 
-xorflow train --out runs/spread --seeds 0-2 --jobs 3 --epochs 2
+xorflow train --seeds 0-2 --epochs 2 --out runs/spread
 
 A NAME may have settings, NAME:KEY=VALUE,KEY=VALUE. All are in docs/options.md.
 """
@@ -41,12 +41,12 @@ def _make_command() -> Callable[..., None]:
         _train(**given)
 
     own = {
-        "settings": (list[str] | None, typer.Option("--set", metavar="TEXT", help="Another, KEY=VALUE; again for each.")),
-        "config": (Path | None, typer.Option(metavar="FILE", help="Options from a .toml file, or a config.json.")),
-        "out": (Path | None, typer.Option(metavar="FILE", help="Of the run, new or empty.")),
-        "resume": (bool, typer.Option("--resume", help="Continue what is in --out.")),
-        "seeds": (str | None, typer.Option(metavar="TEXT", help="A run for each, as in 0,1,2 or 0-7.")),
-        "jobs": (str | None, typer.Option(metavar="INT", help="Of runs at once, each a process. [dim]\\[1][/dim]")),
+        "settings": (list[str] | None, typer.Option("--set", metavar="TEXT", help="another option, KEY=VALUE; again for each")),
+        "config": (Path | None, typer.Option(metavar="FILE", help="options from a .toml file, or a config.json")),
+        "out": (Path | None, typer.Option(metavar="FILE", help="of the run, new or empty")),
+        "resume": (bool, typer.Option("--resume", help="continue what is in --out")),
+        "seeds": (str | None, typer.Option(metavar="TEXT", help="a run for each, as in 0,1,2 or 0-7")),
+        "jobs": (int | None, typer.Option(metavar="INT", help="of runs at once, each a process [dim]\\[1][/dim]")),
     }  # fmt: skip
     flags = {name: (str | None, _flag(option)) for name, option in OPTIONS.items() if option.flag}
     parameters = [
@@ -66,12 +66,9 @@ def _make_command() -> Callable[..., None]:
 def _flag(option: Option) -> Any:
     """All are texts here: `read_texts` reads them, as it does what --set names."""
     names = [*(option.registry or ())]
-    words = ", ".join(names) if 0 < len(names) <= _FEW else option.help
-    # a text that begins with a value, such as `mnist`, keeps its small letter: that is how it is typed
-    words = words if words == ", ".join(names) or words.startswith("`") else words[0].upper() + words[1:]
+    words = ", ".join(names) if 0 < len(names) <= _FEW else option.help.replace("`", "")
     metavar = "NAME" if names else {int: "INT", int | None: "INT", float: "FLOAT"}.get(option.type, "TEXT")
-    words = words.replace("`", "").replace("[", "\\[")
-    return typer.Option(metavar=metavar, help=f"{words}. [dim]\\[{option.default}][/dim]")
+    return typer.Option(metavar=metavar, help=f"{words} [dim]\\[{option.default}][/dim]")
 
 
 train = _make_command()
@@ -84,16 +81,15 @@ def _train(
     out: Path | None,
     resume: bool,
     seeds: str | None,
-    jobs: str | None,
+    jobs: int | None,
     **flags: str | None,
 ) -> None:
     texts = _texts(flags, settings or ())
     given = read_texts(texts)
-    workers = _workers(jobs)
     table = training.read_table(config) if config else None
     options, model = training.read_config(config) if config and table is None else (None, None)
     if seeds is None and table is None:
-        if workers != 1:
+        if jobs not in (None, 1):
             raise ConfigError(
                 f"--jobs is how many of several runs train at once, and this is one run; got {jobs}: "
                 "add --seeds, or [[runs]] to the .toml file of --config"
@@ -109,7 +105,9 @@ def _train(
     folder = _folder(out, resume, config.stem if config and table else Path(first.data).stem)
     own = {"--config": config, "--seeds": seeds, "--jobs": jobs, "--out": folder}
     several.train(
-        several.Plan(folder, entries, several.parse_seeds(seeds, given), model, workers, resume),
+        several.Plan(
+            folder, entries, several.parse_seeds(seeds, given), model, 1 if jobs is None else jobs, resume
+        ),
         again=_command(texts, own),
     )
 
@@ -123,12 +121,6 @@ def _texts(flags: Mapping[str, str | None], settings: Sequence[str]) -> dict[str
             raise ConfigError(f"--set is KEY=VALUE, as in --set order=random; got {item!r}")
         texts[name.strip().replace("-", "_")] = text
     return texts
-
-
-def _workers(jobs: str | None) -> int:
-    if jobs is not None and not jobs.isdecimal():
-        raise ConfigError(f"--jobs is a whole number; got {jobs!r}")
-    return int(jobs or 1)
 
 
 def _train_one(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import operator
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -38,6 +37,26 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class Range:
+    """Of a number: the smallest value, what all are greater than, and what all are smaller than."""
+
+    least: float = -math.inf
+    above: float = -math.inf
+    below: float = math.inf
+
+    def broken(self, value: float) -> str:
+        """The limits that a value does not keep, in words; empty if it keeps all."""
+        kept = {
+            f"at least {self.least:g}": value >= self.least,
+            f"greater than {self.above:g}": value > self.above,
+            f"below {self.below:,}": value < self.below,
+        }
+        broken = [words for words, holds in kept.items() if not holds]
+        finite = [words for words in broken if "inf" not in words]
+        return " and ".join(finite) or ("finite" if broken else "")
+
+
+@dataclass(frozen=True)
 class Option:
     """What is known of one option.
 
@@ -45,9 +64,7 @@ class Option:
         group: its section in the documents.
         default: its value unless another is given.
         help: what it does, with values as code.
-        least: the smallest value.
-        above: what every value is greater than.
-        below: what every value is smaller than.
+        range: of a number.
         registry: whose names it takes, with their settings.
         needs: without which it has no effect.
         flag: whether it is a flag of the command line; `--set` takes all.
@@ -59,9 +76,7 @@ class Option:
     group: str
     default: Any
     help: str
-    least: float | None = None
-    above: float | None = None
-    below: float | None = None
+    range: Range = Range()
     registry: Registry | None = None
     needs: tuple[Needs, ...] = ()
     flag: bool = False
@@ -82,24 +97,13 @@ class Option:
             value = values.accept(value, self.type)
         except ValueError:
             raise self._wrong_type(value) from None
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            broken = [words for words, holds in self.limits() if not holds(value)]
-            if broken or not math.isfinite(value):
-                raise ConfigError(f"{self.name} is {' and '.join(broken) or 'finite'}; got {value}")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and (broken := self.range.broken(value)):
+            raise ConfigError(f"{self.name} is {broken}; got {value}")
         return value
 
     def _wrong_type(self, value: Any) -> ConfigError:
         return ConfigError(f"{self.name} is {values.expected(self.type)}; got {value!r}")
-
-    def limits(self) -> list[tuple[str, Callable[[float], bool]]]:
-        """Of numbers: each limit in words, and whether a number keeps it."""
-        kept = {"at least": operator.le, "greater than": operator.lt, "below": operator.gt}
-        ends = zip(kept.items(), (self.least, self.above, self.below), strict=True)
-        return [
-            (f"{word} {_short(end)}", functools.partial(holds, end))
-            for (word, holds), end in ends
-            if end is not None
-        ]
 
     def require_effect(self, options: Options) -> None:
         """Refuse a value that changes nothing, beside those of other options."""
@@ -113,12 +117,6 @@ class Option:
                 )
 
 
-def _short(number: float) -> str:
-    """A limit as a person writes it."""
-    power = math.log2(number) if number > 0 else 0.0
-    return f"2^{int(power)}" if power > 20 and power.is_integer() else f"{number:g}"
-
-
 def _declared(group: str, default: Any, help: str, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(group, default, help, **more)})
 
@@ -126,8 +124,10 @@ def _declared(group: str, default: Any, help: str, **more: Any) -> Any:
 _data, _model, _training, _run = (
     functools.partial(_declared, group) for group in ("Data", "Model", "Training", "Run")
 )
-_COUNT = 2**31  # more of anything is a slip of the finger
-_SEEDS = 2**40  # room for the number of an epoch beside the seed
+_COUNT, _SOME = Range(0, below=2**31), Range(1, below=2**31)  # more of anything is a slip of the finger
+_SEED = Range(0, below=2**40)  # room for the number of an epoch beside it
+_POSITIVE, _SHARE = Range(above=0), Range(0, below=1)
+_AMOUNT = Range(0)
 
 _IN_FILES = Needs("data", ("mnist",), but=True)
 _IN_SEQUENCES = Needs("conditioner", ("transformer", "recurrent"))
@@ -153,18 +153,19 @@ class Options:
         None,
         "how many values every column of a file has, the integers from 0; by default those that occur. For images some of "
         "whose pixels never vary",
-        least=2,
-        below=_COUNT,
+        range=Range(2, below=2**31),
         needs=(_IN_FILES,),
     )
     validation: float | None = _data(
         None,
         "rows, or a fraction below 1, that validate; by default 10,000 of MNIST, a tenth of a file",
-        least=0,
+        range=_AMOUNT,
     )
-    test: float = _data(0.1, "rows, or a fraction below 1, of a file that test", least=0, needs=(_IN_FILES,))
+    test: float = _data(
+        0.1, "rows, or a fraction below 1, of a file that test", range=_AMOUNT, needs=(_IN_FILES,)
+    )
     data_seed: int = _data(
-        0, "names the binarisation of the evaluation sets, or the split of a file", least=0, below=_SEEDS
+        0, "names the binarisation of the evaluation sets, or the split of a file", range=_SEED
     )
     label: bool = _data(False, "condition on MNIST's labels", needs=(Needs("data", ("mnist",)),))
     recipe: str = _model(
@@ -172,16 +173,13 @@ class Options:
         "named options, see `xorflow recipes`",
         flag=True,
     )
-    layers: int | None = _model(
-        1, "the depth", least=1, below=_COUNT, needs=_outside_mixtures(_ONE_LAYER), flag=True
-    )
+    layers: int | None = _model(1, "the depth", range=_SOME, needs=_outside_mixtures(_ONE_LAYER), flag=True)
     conditioner: str = _model("made", "the network of each layer", registry=CONDITIONERS, flag=True)
     skip: float = _model(
         0.0,
         "no step is taken for features that have another value than their usual one in at most this share of rows; 0: all "
         "take one",
-        least=0,
-        below=1,
+        range=_SHARE,
         needs=(_IN_SEQUENCES,),
     )
     order: str = _model(
@@ -225,29 +223,27 @@ class Options:
         registry=ESTIMATORS,
         flag=True,
     )
-    epochs: int = _training(30, "passes over the training data", least=1, below=_COUNT, flag=True)
-    batch_size: int = _training(128, "rows a step", least=1, below=_COUNT, flag=True)
+    epochs: int = _training(30, "passes over the training data", range=_SOME, flag=True)
+    batch_size: int = _training(128, "rows a step", range=_SOME, flag=True)
     accumulate: int = _training(
         1,
         "how many parts the rows of a step pass in, one after the other, to save memory",
-        least=1,
-        below=_COUNT,
+        range=_SOME,
     )
-    lr: float = _training(1e-3, "the highest learning rate", above=0, flag=True)
+    lr: float = _training(1e-3, "the highest learning rate", range=_POSITIVE, flag=True)
     schedule: Literal["cosine", "constant"] = _training(
         "cosine", "of the learning rate after the warm-up; a cosine falls to zero"
     )
-    warmup: int = _training(0, "steps over which the learning rate rises", least=0, below=_COUNT)
+    warmup: int = _training(0, "steps over which the learning rate rises", range=_COUNT)
     optimiser: Literal["adam", "adamw", "muon", "sgd"] = _training(
         "adam", "`muon` is AdamW but for matrices within transformers and recurrent networks"
     )
-    weight_decay: float = _training(0.0, "of matrices, not of biases, embeddings or the base", least=0)
-    clip: float = _training(0.0, "the largest norm of the gradient; 0: unlimited", least=0)
+    weight_decay: float = _training(0.0, "of matrices, not of biases, embeddings or the base", range=_AMOUNT)
+    clip: float = _training(0.0, "the largest norm of the gradient; 0: unlimited", range=_AMOUNT)
     average: float = _training(
         0.0,
         "decay of the exponential average of the weights, which is then what is evaluated; 0: none",
-        least=0,
-        below=1,
+        range=_SHARE,
     )
     precision: Literal["auto", "32-true", "tf32", "bf16-mixed", "16-mixed", "64-true"] = _training(
         "auto", "of training; `auto` is `tf32`, of matrix products, on CUDA, and otherwise `32-true`"
@@ -256,19 +252,20 @@ class Options:
         False,
         "compile a transformer's blocks on CUDA: a minute at the start, and quicker steps; elsewhere nothing",
     )
-    validate_every: int = _training(1, "epochs between validations", least=1, below=_COUNT)
+    validate_every: int = _training(1, "epochs between validations", range=_SOME)
     select: Literal["likelihood", "greedy"] = _training(
         "likelihood",
         "the weights kept are best on validation data by this likelihood; `greedy` is that of the flow",
     )
-    seed: int = _run(0, "of weights, order of rows, and noise", least=0, below=_SEEDS, flag=True)
+    seed: int = _run(0, "of weights, order of rows, and noise", range=_SEED, flag=True)
     device: str = _run("auto", "`auto`, `cpu`, `cuda`, `cuda:N` or `mps`", flag=True, harmless=True)
-    checkpoint_seconds: float = _run(30.0, "how often, at least, progress is saved", least=0, harmless=True)
+    checkpoint_seconds: float = _run(
+        30.0, "how often, at least, progress is saved", range=_AMOUNT, harmless=True
+    )
     evaluation_samples: int = _run(
         64,
         "samples of the importance-weighted bound, where there is no exact likelihood",
-        least=1,
-        below=_COUNT,
+        range=_SOME,
         harmless=True,
     )
     tensorboard: bool = _run(False, "also write TensorBoard event files", harmless=True)
