@@ -53,7 +53,7 @@ def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
         ("--set mixture=1", "a mixture has 2 to 64 components; got 1"),
         ("--set mixture=-3", "a mixture has 2 to 64 components; got -3"),
         ("--set mixture=natural", "a mixture has at least two components, and got 1"),
-        ("--set mixture=2 --set order=reversed", "leave order at natural, or choose another mixture"),
+        ("--set mixture=2 --set order=reversed", "leave order at natural, or choose mixture=none"),
         ("--set categories=1", "categories is at least 2; got 1"),
         ("--set categories=2", "re-code the value, or state more categories"),
         ("--conditioner transformer:width=99999999999999999999", "is below 2^31; got 9"),

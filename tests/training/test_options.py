@@ -107,7 +107,7 @@ def test_a_value_outside_its_rule_is_refused_with_the_rule(name: str, value: obj
         ({"shared": False, "mixture": "2"}, "shared has an effect only if conditioner is transformer or recurrent"),
         ({"own": True, "conditioner": "coupling"}, "conditioner is not coupling (a coupling sees the running state alone)"),
         ({"variant": "chain", "conditioner": "coupling:mask=random"}, "variant=chain with conditioner=coupling:mask=random"),
-        ({"order": "reversed", "mixture": "2"}, "leave order at natural, or choose another mixture"),
+        ({"order": "reversed", "mixture": "2"}, "leave order at natural, or choose mixture=none"),
         ({"layers": 2, "mixture": "2"}, "a mixture is of flows of one layer"),
         ({"posterior": "mlp", "mixture": "2"}, "a mixture is of flows of one layer"),
     ],

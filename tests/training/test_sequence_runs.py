@@ -354,8 +354,8 @@ def test_a_mixture_shares_its_network_or_not(tmp_path: Path) -> None:
         ({"mixture": "1"}, "2 to 64 components; got 1"),
         ({"mixture": "0"}, "2 to 64 components; got 0"),
         ({"mixture": "natural,sideways"}, "sideways"),
-        ({"mixture": "2", "layers": 2}, "leave layers at 1, or choose another mixture"),
-        ({"mixture": "2", "posterior": "mlp"}, "leave posterior at none, or choose another mixture"),
+        ({"mixture": "2", "layers": 2}, "leave layers at 1, or choose mixture=none"),
+        ({"mixture": "2", "posterior": "mlp"}, "leave posterior at none, or choose mixture=none"),
         ({"mixture": "2", "estimator": "straight-through"}, "StraightThrough trains single flows"),
         (
             {"estimator": "maximum-likelihood:split_batch=true"},

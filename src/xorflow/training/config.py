@@ -110,10 +110,11 @@ class Option:
         value = getattr(options, self.name)
         for need in self.needs:
             if value != self.default and not need.holds(options):
+                other = f"another {need.option}" if need.but else f"{need.option}={need.names[0]}"
                 raise ConfigError(
                     f"{self.name} has an effect only if {need}; got {self.name}={values.write(value)} with "
-                    f"{need.option}={values.write(getattr(options, need.option))}: leave {self.name} at "
-                    f"{values.write(self.default)}, or choose another {need.option}"
+                    f"{need.option}={getattr(options, need.option)}: leave {self.name} at {values.write(self.default)}, or "
+                    f"choose {other}"
                 )
 
 
