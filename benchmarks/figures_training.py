@@ -91,7 +91,7 @@ def _rounded_step_cpu(device: torch.device) -> Figure:
 
 def _small_step_cpu(device: torch.device) -> Figure:
     """A network so small that there is nothing to gain: what the trainer itself costs."""
-    trainer = mnist_trainer(device, batch_size=32, epochs=1, hidden=[64])
+    trainer = mnist_trainer(device, batch_size=32, epochs=1, conditioner="made:hidden=64")
     plain = plain_training_step(xf.MADE(784, hidden=(64,)), trainer.dataset.train.values, 32)
     actions = {"ours": bare_steps(trainer, 1), "plain": plain}
     times = _step_times(actions, device, count=50)

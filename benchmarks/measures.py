@@ -38,7 +38,7 @@ class Setup:
     def small_flow(self) -> xf.LatentFlow:
         """Depth 1, width 64."""
         print("training a small flow to sample from ...", flush=True)
-        return train_flow(self.device, hidden=[64])
+        return train_flow(self.device, conditioner="made:hidden=64")
 
 
 @dataclass(frozen=True)

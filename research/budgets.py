@@ -13,7 +13,7 @@ import numpy as np
 from research.results import write_bytes
 from xorflow import ConfigError, data
 from xorflow.data import Split
-from xorflow.training import Options
+from xorflow.training import CONDITIONERS, POSTERIORS, Options, Registry
 
 Phase = Literal["select", "final"]
 PHASES: tuple[Phase, ...] = ("select", "final")
@@ -57,9 +57,17 @@ class Budget:
         return split if self.rows is None or self.rows >= len(split) else split.subset(self.rows)
 
 
+def narrowed(registry: Registry, text: str, width: int) -> str:
+    """A network with no hidden layer wider than that."""
+    call = registry.read(text)
+    widths = [min(width, hidden) for hidden in call["hidden"]] if "hidden" in call.defaults else []
+    return str(call.having(hidden=widths))
+
+
 def _narrow(options: Options, width: int, epochs: int) -> dict[str, Any]:
     return {
-        "hidden": [min(width, hidden) for hidden in options.hidden],
+        "conditioner": narrowed(CONDITIONERS, options.conditioner, width),
+        "posterior": narrowed(POSTERIORS, options.posterior, width),
         "epochs": min(epochs, options.epochs),
         "validate_every": 1,
         "evaluation_samples": 1,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from research import option_tables
 from research.depth.table import part_table
 from research.estimators import table as estimators
 from research.estimators.training_table import objective_table
@@ -88,6 +89,7 @@ DOCUMENTS: dict[str, dict[str, Block]] = {
         "fixed": _of("depth/table.json", lambda table: part_table(table, "autoregressive", "fixed")),
         "learned": _of("depth/table.json", lambda table: part_table(table, "autoregressive", "learned")),
     },
+    "docs/options.md": option_tables.BLOCKS,
     "docs/which_estimator.md": {
         "best": _of("estimators/table.json", estimators.best_table),
         "objectives": _of("estimators/table.json", objective_table),

@@ -11,16 +11,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SMALL = (
-    "--hidden",
-    "16",
+    "--conditioner",
+    "made:hidden=16",
     "--epochs",
     "2",
     "--batch-size",
     "32",
     "--device",
     "cpu",
-    "--evaluation-samples",
-    "8",
+    "--set",
+    "evaluation_samples=8",
 )
 
 

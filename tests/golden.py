@@ -29,30 +29,34 @@ from xorflow.training import Interrupted, Options, create_run, finish_run, resum
 COMMITTED = Path(__file__).parents[1] / "research/results/golden.json"
 TOLERANCE = 1e-5
 DEEP = {"layers": 2, "order": "alternating", "base": "fixed"}
-POSTERIOR = DEEP | {"posterior": "mlp"}
+POSTERIOR = DEEP | {"posterior": "mlp:hidden=16"}
 
 RUNS: dict[str, dict[str, Any]] = {
     # conditioners
     "made": {},
-    "made-direct": {"direct": True, "hidden": [16, 8]},
+    "made-direct": {"conditioner": "made:hidden=16+8,direct=true"},
     "made-chain": DEEP | {"order": "natural", "variant": "chain", "estimator": "special-case"},
     "made-own": {"own": True, "estimator": "special-case", "base": "fixed"},
-    "transformer": {"conditioner": "transformer", "width": 16, "blocks": 2, "heads": 2},
+    "transformer": {"conditioner": "transformer:width=16,depth=2,heads=2"},
     "transformer-muon": {
-        **{"conditioner": "transformer", "width": 16, "blocks": 1, "heads": 2, "rotary": True},
+        **{"conditioner": "transformer:width=16,depth=1,heads=2,rotary=true"},
         **{"optimiser": "muon", "weight_decay": 0.1},
     },
-    "recurrent": {"conditioner": "recurrent", "width": 16},
-    "lstm": {"conditioner": "recurrent", "width": 16, "cell": "lstm", "dropout": 0.2},
-    "coupling": {"conditioner": "coupling", "layers": 2, "estimator": "special-case"},
+    "recurrent": {"conditioner": "recurrent:width=16,dropout=0.1"},
+    "lstm": {"conditioner": "recurrent:width=16,cell=lstm,dropout=0.2"},
+    "coupling": {
+        "conditioner": "coupling:hidden=16,mask=checkerboard",
+        "layers": 2,
+        "estimator": "special-case",
+    },
     "coupling-posterior": {
-        **{"conditioner": "coupling", "mask": "alternate", "layers": 4, "posterior": "mlp"},
-        **{"estimator": "full-posterior"},
+        **{"conditioner": "coupling:hidden=16,mask=alternate", "layers": 4},
+        **{"posterior": "mlp:hidden=16", "estimator": "full-posterior"},
     },
     "mixture": {"mixture": "2"},
     "mixture-transformer": {
-        **{"mixture": "natural,columns", "conditioner": "transformer", "width": 16, "blocks": 1},
-        **{"heads": 2, "estimator": "maximum-likelihood:split_batch=true"},
+        **{"mixture": "natural,columns", "conditioner": "transformer:width=16,depth=1,heads=2"},
+        **{"estimator": "maximum-likelihood:split_batch=true"},
     },
     # data
     "table": {"data": "people.csv"},
@@ -123,7 +127,13 @@ class _StopAt:
 
 def _options(changes: dict[str, Any], folder: Path) -> Options:
     usual = {
-        **{"data": "images.npy", "hidden": [16], "epochs": 2, "batch_size": 32, "device": "cpu"},
+        **{
+            "data": "images.npy",
+            "conditioner": "made:hidden=16",
+            "epochs": 2,
+            "batch_size": 32,
+            "device": "cpu",
+        },
         **{"evaluation_samples": 8, "seed": 1},
     }
     values = usual | changes

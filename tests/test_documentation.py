@@ -21,7 +21,7 @@ from research.__main__ import main as research
 from tiny_runs import people_file
 from xorflow.cli import main
 from xorflow.data.bundled import SHA256
-from xorflow.training import read_table
+from xorflow.training import OPTIONS, read_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -101,6 +101,18 @@ def test_code_and_commands_run_in_order(name: str) -> None:
                 run_command(words, name)
 
 
+@pytest.mark.usefixtures("small_world")
+def test_the_examples_of_a_help_work_as_typed(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    run_command(["xorflow", "train", "--help"], "help")
+    examples = re.findall(r"^ xorflow (train .+?) *$", capfd.readouterr().out, flags=re.MULTILINE)
+    assert len(examples) == 2
+    for line in examples:
+        run_command(["xorflow", *shlex.split(line)], "an example")
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_blocks_are_of_a_kind_that_is_checked(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
@@ -148,6 +160,8 @@ def test_options_named_in_the_text_exist(xorflow_help: str) -> None:
         text = (ROOT / name).read_text(encoding="utf-8")
         for option in re.findall(r"`(--[a-z][a-z-]*)", text):
             assert re.search(rf"{option}\b(?!-)", xorflow_help), f"{name}: {option}"
+        for option in re.findall(r"--set ([a-z][a-z_]*)=", text):
+            assert option in OPTIONS, f"{name}: --set {option}"
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from xorflow import MADE, FactorisedBase, LatentFlow, Layer
 from xorflow.data import Dataset, Split
 from xorflow.training import Options, Progress, Trainer, create_run, finish_run, read_result, resume_run
 from xorflow.training.metrics import read_metrics
+from xorflow.training.registry import Call
 from xorflow.training.storage import load_tensors
 
 COLUMNS = ("colour", "size", "pet", "rooms")
@@ -55,9 +56,14 @@ def people_file(path: Path, rows: int = 200, seed: int = 0) -> Path:
     return path
 
 
+def call(name: str, **settings: Any) -> str:
+    """A name with its settings, as options have it."""
+    return str(Call(name, settings, {}))
+
+
 def tiny_options(data: Path | str, **changes: Any) -> Options:
     usual: dict[str, Any] = {
-        "hidden": [16],
+        "conditioner": "made:hidden=16",
         "epochs": 2,
         "batch_size": 32,
         "device": "cpu",

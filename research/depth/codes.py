@@ -23,10 +23,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from xorflow import MADE, ConfigError, FactorisedBase, LatentFlow, Layer
+from xorflow import MADE, ConfigError, LatentFlow, Layer
 from xorflow.conditioners import MaskedLinear, ranks, resolve_order
 from xorflow.data import Dataset, Split
-from xorflow.training import Options
+from xorflow.training import BASES, CONDITIONERS, Options
 
 _STILL, _NEARLY = 0.01, 0.2
 """A feature that differs from its usual value in fewer rows than the first hardly varies; where there are few of them, the
@@ -177,17 +177,16 @@ def coded_flow(groups: int, size: int, options: Options, dataset: Dataset) -> La
         dataset: the data.
     """
     assert options.layers is not None
-    assert options.p0 is not None
     code = choose_code(groups, size, dataset.train, options.layers)
     orders = code.orders(resolve_order(options.order, dataset.features, dataset.shape))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        widths = [()] * len(code.writers) + [options.hidden]
+        widths = [()] * len(code.writers) + [CONDITIONERS.read(options.conditioner)["hidden"]]
         networks = [
             MADE(dataset.features, hidden, order=order, direct=True)
             for hidden, order in zip(widths, orders, strict=True)
         ]
-    base = FactorisedBase(dataset.features, options.p0, learned=options.base == "learned")
+    base = BASES.make(options.base, features=dataset.features)
     flow = LatentFlow([Layer(network) for network in networks], base)
     start_from_code(flow, code)
     flow.layers[:-1].requires_grad_(False)

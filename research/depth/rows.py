@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from research.rows import TrainedRow
 
@@ -40,9 +40,10 @@ def _rows() -> Iterator[DepthRow]:
     for entry in content["rows"]:
         widths, like, training = (entry.pop(key, {}) for key in ("widths", "like", "training"))
         for depth, width in widths.items():
-            recipe = {"layers": int(depth), "hidden": [width]}
+            recipe: dict[str, Any] = {"layers": int(depth)}
             for options in (*(content["like"][name] for name in like), training):
                 recipe |= options
+            recipe["conditioner"] = recipe["conditioner"].format(width=width)
             names = {key: entry[key].format(depth=depth) for key in ("id", "title")}
             yield DepthRow(**entry | names, recipes={"ours": recipe})
 

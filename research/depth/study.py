@@ -15,7 +15,7 @@ from research.paper.score import compute
 from research.tables import fixed, marked
 from xorflow import LatentFlow
 from xorflow.data import Dataset
-from xorflow.training import Options
+from xorflow.training import BASES, CONDITIONERS, Options
 
 _LARGE = 784
 
@@ -23,15 +23,16 @@ _LARGE = 784
 def _planned(row: DepthRow) -> dict[str, Any]:
     """All that a table must know about a row."""
     options = row.options()
+    mask = CONDITIONERS.read(options.conditioner).settings.get("mask")
     return {
         "id": row.id,
         "title": row.title,
         "family": row.family,
         "series": row.series,
-        "base": "fixed" if row.rebased else options.base,
+        "base": "fixed" if row.rebased else BASES.read(options.base).name,
         "depth": row.depth,
         "estimator": options.estimator,
-        "ordering": options.mask if row.family == "coupling" else options.order,
+        "ordering": mask if row.family == "coupling" else options.order,
         "flow": row.flow,
         "rebased": row.rebased,
         "init": row.init,

@@ -18,6 +18,7 @@ from research.files import require_same
 from xorflow import LatentFlow
 from xorflow.data import Dataset
 from xorflow.training import (
+    CONDITIONERS,
     Options,
     Progress,
     build_data,
@@ -178,12 +179,14 @@ def own_models(budget: StudyBudget, work: Path, device: str) -> tuple[Subject, .
     A model of a few pixels is all launches, which a GPU is slower at.
     """
     images, deep = image_options(budget, work), {"layers": 2, "order": "alternating"}
-    posterior = images.replace(posterior="mlp", estimator="full-posterior:sum_last=true")
+    posterior = images.replace(
+        posterior=posterior_of(budget.hidden), estimator="full-posterior:sum_last=true"
+    )
     small = {
         depth: Options(
             data=str(work.absolute() / f"pixels{features}.npy"), layers=depth, order="alternating",
-            hidden=(16,), posterior="mlp", base="fixed", init="biases", estimator="full-posterior:kl=suffix", epochs=8,
-            batch_size=50, evaluation_samples=8,
+            conditioner="made:hidden=16", posterior=posterior_of(16), base="fixed", init="biases",
+            estimator="full-posterior:kl=suffix", epochs=8, batch_size=50, evaluation_samples=8,
         )
         for depth, features in ((2, 4), (3, 3))
     }  # fmt: skip
@@ -205,12 +208,22 @@ def own_models(budget: StudyBudget, work: Path, device: str) -> tuple[Subject, .
     )
 
 
+def posterior_of(width: int) -> str:
+    """A perceptron, as the paper's: it begins without Bayes' rule."""
+    return f"mlp:hidden={width},direct=false"
+
+
+def hidden_units(options: Options) -> tuple[int, ...]:
+    """Those of each hidden layer of the generators."""
+    return CONDITIONERS.read(options.conditioner)["hidden"]
+
+
 def image_options(budget: StudyBudget, work: Path) -> Options:
     """Of one layer on images, on the paper's fixed base."""
     small = {"data": str(work.absolute() / "digits.npy"), "test": 100.0} if budget.digits else {}
     return Options().replace(
         **small,
-        hidden=[budget.hidden],
+        conditioner=f"made:hidden={budget.hidden}",
         base="fixed",
         init="biases",
         epochs=budget.epochs,
@@ -232,7 +245,7 @@ def _own(name: str, title: str, options: Options, folder: Path, budget: StudyBud
     return Subject(
         name=name,
         title=title,
-        words=f"{_trained_by(options)}, on a fixed base, networks of {options.hidden[0]:,} hidden units{middle}",
+        words=f"{_trained_by(options)}, on a fixed base, networks of {hidden_units(options)[0]:,} hidden units{middle}",
         points=points,
         known=POINTS,
         estimators=default_estimators(

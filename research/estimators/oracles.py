@@ -14,7 +14,7 @@ from research.estimators.objectives import Objective, Part, averaging_estimator,
 from research.estimators.plain_bound import PlainBound
 from xorflow import Intractable, LatentFlow
 from xorflow.estimators import Estimator
-from xorflow.training import estimator_text
+from xorflow.training import ESTIMATORS
 
 ENUMERATION_LIMIT = 2**18
 """The most terms of an exact sum by enumeration."""
@@ -83,7 +83,7 @@ def find_oracle(
     if estimator is None or not flow.last_layer_summable:
         return None
     means, draws = average(estimator)
-    text = f"mean of {draws:,} draws of {estimator_text(estimator)}, which is unbiased"
+    text = f"mean of {draws:,} draws of {ESTIMATORS.text(estimator)}, which is unbiased"
     samples = f"{draws * AVERAGED_SAMPLES:,} samples of these"
     closed = f"closed form of the last layer given the layers before, averaged over {samples}"
     return Oracle(means, closed, text)
@@ -97,7 +97,7 @@ def require_oracle(flow: LatentFlow) -> None:
     raise Intractable(
         "a study compares gradients with exact ones, and this model has none: its last layer sees its own u, so that it cannot "
         f"be summed out, and 2^{math.log2(terms):.0f} choices exceed the limit of 2^{math.log2(ENUMERATION_LIMIT):.0f} for "
-        "enumeration; study a model without --own, or one with fewer features"
+        "enumeration; study a model without own=true, or one with fewer features"
     )
 
 

@@ -11,12 +11,13 @@ from typing import Any
 from research import results
 from research.display import Planned
 from research.estimators.files import file_name, open_study, read_named, refusal, write_plan
-from research.estimators.models import blank_flow, image_options, make_data
+from research.estimators.models import blank_flow, hidden_units, image_options, make_data, posterior_of
 from research.estimators.names import default_estimators
 from research.estimators.study import StudyRequest
 from xorflow import ConfigError
 from xorflow.estimators import FullPosterior
 from xorflow.training import (
+    POSTERIORS,
     Job,
     JobObserver,
     Options,
@@ -28,7 +29,6 @@ from xorflow.training import (
 )
 
 _DEPTHS = (1, 2)
-_POSTERIOR = "mlp"
 _UNUSED = ("analytic:objective=elbo",)
 """The same gradient as `full-posterior:sum_last=true`, which is trained."""
 
@@ -88,7 +88,7 @@ class TrainingComparison:
         options = self._images.replace(
             layers=depth,
             order="alternating" if depth > 1 else "natural",
-            posterior=_POSTERIOR if _needs_posterior(text) else "none",
+            posterior=posterior_of(self._request.budget.hidden) if _needs_posterior(text) else "none",
             estimator=text,
             epochs=self._request.budget.compared_epochs,
             validation=0.0,
@@ -137,8 +137,8 @@ class TrainingComparison:
             "id": f"training.{trial}",
             "depth": trial.depth,
             "estimator": trial.estimator,
-            "posterior": options.posterior,
-            "hidden": list(options.hidden),
+            "posterior": POSTERIORS.read(options.posterior).name,
+            "hidden": list(hidden_units(options)),
             "batch_size": options.batch_size,
             "lr": options.lr,
             **figures,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from research.paper.published import PAPER_TABLE
 from research.rows import ComputedRow, Recipe, TrainedRow, Variant
-from xorflow.training import Options
+from xorflow.training import CONDITIONERS, POSTERIORS, Options
 
 NOTHING: dict[str, float | None] = {"nll": None, "greedy": None}
 Family = Literal["straight-through", "full posterior", "special case", "maximum likelihood"]
@@ -59,7 +59,6 @@ _SUMMED_OUT = "last layer summed out"
 _SHARED: Recipe = {
     "base": "fixed",
     "init": "biases",
-    "hidden": [1024],
     "batch_size": 128,
     "epochs": 100,
     "validate_every": 5,
@@ -74,7 +73,7 @@ _SMALL_BATCHES: Recipe = {"batch_size": 32, "schedule": "constant", **_DECAY}
 _STRAIGHT_THROUGH_EPOCHS = {1: 60, 2: 40, 4: 40, 8: 35}
 _SPECIAL_CASE_EPOCHS = {1: 60, 2: 60, 4: 70}
 """Of small batches, by depth: until validation data gains less than half a nat in five epochs."""
-_WIDE: Recipe = {"hidden": [2048]}
+_WIDE: Recipe = {"conditioner": "made:hidden=2048"}
 _IMPROVED_EPOCHS = {1: 100, 2: 100, 4: 60, 8: 60}
 
 
@@ -111,7 +110,7 @@ def _straight_through(depth: int) -> Row:
 
 
 def _full_posterior(critic: str, baseline: str, title: str, **changes: Any) -> Row:
-    shared = {**_SHARED, **_layers(1), "posterior": "mlp", "select": "likelihood"}
+    shared = {**_SHARED, **_layers(1), "posterior": "mlp:direct=false", "select": "likelihood"}
     return _row(
         id=f"sfe-posterior-{critic}",
         title=f"score function, full posterior, {title}",
@@ -211,8 +210,9 @@ _POSTERIORS = {
 
 def choices(options: Options) -> str:
     """What the paper leaves open and a recipe settles, in words."""
-    widths = ", ".join(f"{width:,}" for width in options.hidden)
-    hidden = "one hidden layer" if len(options.hidden) == 1 else f"{len(options.hidden)} hidden layers"
+    sizes = CONDITIONERS.read(options.conditioner)["hidden"]
+    widths = ", ".join(f"{width:,}" for width in sizes)
+    hidden = "one hidden layer" if len(sizes) == 1 else f"{len(sizes)} hidden layers"
     settings = [
         f"each MADE with {hidden} of {widths} units",
         f"batches of {options.batch_size}",
@@ -227,7 +227,7 @@ def choices(options: Options) -> str:
     if options.layers is not None and options.layers > 1:
         settings.append(f"{options.order} orderings")
     if options.posterior != "none":
-        settings.append(_POSTERIORS[options.posterior])
+        settings.append(_POSTERIORS[POSTERIORS.read(options.posterior).name])
     if options.weight_decay:
         settings.append(f"weights decayed by {options.weight_decay:g} in the gradient")
     if options.average:

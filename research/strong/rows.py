@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from research.budgets import BUDGETS, Budget
+from research.budgets import BUDGETS, Budget, narrowed
 from research.rows import ComputedRow, TrainedRow
-from xorflow.training import Options
+from xorflow.training import CONDITIONERS, Options
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,9 @@ MIXED_ROWS: tuple[MixedRow, ...] = (
 
 
 def _tiny(options: Options) -> dict[str, Any]:
+    network = CONDITIONERS.read(narrowed(CONDITIONERS, options.conditioner, 16))
     return {
-        "hidden": [min(16, width) for width in options.hidden],
-        "width": None if options.width is None else 16,
-        "blocks": None if options.blocks is None else 1,
-        "heads": 2,
+        "conditioner": str(network.having(width=16, depth=1, heads=2)),
         "skip": 0.05 if options.skip else 0.0,  # of few images
         "warmup": 1,
         "epochs": 1,

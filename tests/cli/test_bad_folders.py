@@ -42,16 +42,16 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "foreign": (lambda run: (run / "config.json").unlink(), "the run's configuration is missing"),
     "not JSON": (lambda run: truncate(run / "config.json"), "the run's configuration is damaged"),
     "newer": (
-        lambda run: edit(run, version=4, model=None),
-        "has version 4, this xorflow reads version 3; a newer",
+        lambda run: edit(run, version=5, model=None),
+        "has version 5, this xorflow reads version 4; a newer",
     ),
     "older": (
-        lambda run: edit(run, version=2, start="data", init=None),
-        "an earlier xorflow wrote it, whose options had other names",
+        lambda run: edit(run, version=3, hidden=[16]),
+        "an earlier xorflow wrote it, whose options were others",
     ),
     "oldest": (
         lambda run: edit(run, version=1, model=None),
-        "an earlier xorflow wrote it, whose options had other names",
+        "an earlier xorflow wrote it, whose options were others",
     ),
     "no version": (lambda run: edit(run, version=None), "xorflow did not write it"),
     "no model": (lambda run: edit(run, model=None), "lacks 'model'"),
@@ -185,26 +185,26 @@ def test_files_that_may_not_grow(tmp_path: Path, rows: Path) -> None:
     """A real write that fails half way: a checkpoint of this network is larger than 20 kB."""
     said = limited(
         "RLIMIT_FSIZE", 20_000, "train", "--data", rows, "--out", tmp_path / "run", *SMALL,
-        "--hidden", "256", "--checkpoint-seconds", "0",
+        "--conditioner", "made:hidden=256", "--set", "checkpoint_seconds=0",
     ).refused()  # fmt: skip
     assert "File too large; what was saved before is untouched" in said
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
 @pytest.mark.parametrize(
-    ("options", "remedy"),
+    ("network", "remedy"),
     [
-        (("--hidden", "1000000000000"), "lower --batch-size or --hidden"),
+        ("made:hidden=2000000000", "lower batch_size, or hidden of the conditioner"),
         (
-            ("--conditioner", "recurrent", "--width", "2000000000"),
-            "raise --accumulate, or lower --batch-size, --width",
+            "recurrent:width=2000000000",
+            "raise accumulate, or lower batch_size, or width or depth of the conditioner",
         ),
     ],
 )
-def test_memory_that_is_not_there(tmp_path: Path, rows: Path, options: tuple[str, ...], remedy: str) -> None:
+def test_memory_that_is_not_there(tmp_path: Path, rows: Path, network: str, remedy: str) -> None:
     """The limit on addresses keeps the test itself from allocating what a generous system might promise."""
     given = ("--data", rows, "--out", tmp_path / "run", *SMALL)
-    said = limited("RLIMIT_AS", 8 * 2**30, "train", *given, *options).refused()
+    said = limited("RLIMIT_AS", 8 * 2**30, "train", *given, "--conditioner", network).refused()
     assert f"out of memory; {remedy}" in said
     assert not (tmp_path / "run").exists()
 

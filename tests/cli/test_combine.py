@@ -64,11 +64,11 @@ def test_refusals(xorflow: Command, seeds: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "together"
     data = tmp_path / "rows.npy"
     others = {
-        "reversed": ("--data", data, "--order", "reversed"),
+        "reversed": ("--data", data, "--set", "order=reversed"),
         "deep": ("--data", data, "--layers", "2"),
-        "wide": ("--data", data, "--precision", "64-true"),
+        "wide": ("--data", data, "--set", "precision=64-true"),
         "people": ("--data", people_file(tmp_path / "people.csv")),
-        "held": ("--data", data, "--test", "7"),
+        "held": ("--data", data, "--set", "test=7"),
     }
     for name, options in others.items():
         assert xorflow("train", *options, "--out", tmp_path / name, *SMALL).code == 0
@@ -76,7 +76,7 @@ def test_refusals(xorflow: Command, seeds: list[Path], tmp_path: Path) -> None:
         (seeds[:1], "at least two runs are combined, and got 1"),
         ([seeds[0], tmp_path / "deep"], "one of these has only a bound"),
         ([seeds[0], tmp_path / "people"], "runs on the same data are combined"),
-        ([seeds[0], tmp_path / "held"], "the sizes is different; give the same --data"),
+        ([seeds[0], tmp_path / "held"], "the sizes is different; give the same data"),
         ([seeds[0], tmp_path / "nowhere"], "there is no folder"),
     ):
         assert words in xorflow("combine", *runs, "--out", out).refused()
@@ -104,7 +104,7 @@ def test_without_held_out_data_there_is_nothing_to_report(
     xorflow: Command, rows: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "runs"
-    nothing = ("--validation", "0", "--test", "0")
+    nothing = ("--set", "validation=0", "--set", "test=0")
     assert xorflow("train", "--data", rows, "--seeds", "0,1", *nothing, "--out", out, *SMALL).code == 0
     said = xorflow("combine", out / "seed-0", out / "seed-1", "--out", tmp_path / "together")
     assert (said.code, said.err) == (0, "")

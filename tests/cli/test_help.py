@@ -1,18 +1,19 @@
 """Help that helps: every command, every option, examples; and what a person sees in a terminal."""
 
-import dataclasses
 import io
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from command_line import SMALL, Command
+from command_line import SMALL, Command, finish, start
+from tiny_runs import read, rows_file
 from xorflow import __version__
 from xorflow.cli.display import TrainingDisplay, show_summary
 from xorflow.cli.summary import run_figures
-from xorflow.training import Options, Progress
+from xorflow.training import OPTIONS, Progress
 
 COMMANDS = (
     "train",
@@ -40,20 +41,40 @@ def test_every_command_shows_examples(xorflow: Command, name: str) -> None:
     assert f"xorflow {name} " in said.out
 
 
-@pytest.mark.parametrize("columns", ["80", "120"])
-def test_every_option_of_a_run_is_a_flag_with_its_meaning(
+@pytest.mark.parametrize("columns", ["80", "100", "120"])
+def test_the_options_that_people_set_are_flags_on_one_screen(
     xorflow: Command, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     page = xorflow("train", "--help").out
-    for field in dataclasses.fields(Options):
-        assert f"--{field.name.replace('_', '-')}" in page
-    assert "The highest learning rate" in page
+    assert len(page.splitlines()) <= 40
+    flags = set(re.findall(r"^│ --([a-z-]+)", page, flags=re.MULTILINE))
+    assert flags == {name.replace("_", "-") for name, option in OPTIONS.items() if option.flag} | {
+        *("set", "config", "out", "resume", "seeds", "jobs", "help")
+    }
+    assert "the highest learning rate [0.001]" in page
     assert "mnist, or a .npy" in page
-    assert "default: 0.001" in page
-    whole = " ".join(re.sub(r"[│╭╮╰╯─]", " ", page).split())
-    assert "is taken over unless p0 is given." in whole  # the last words of a text of several lines
-    assert {"--config", "--out", "--resume"} <= set(re.findall(r"--[a-z]+", page))
+
+
+def test_every_option_is_given_by_set(xorflow: Command, tmp_path: Path) -> None:
+    given = {"tensorboard": "false", "batch-size": "16", "epochs": "1", "clip": "1.5", "categories": "none"}
+    settings = [word for name, text in given.items() for word in ("--set", f"{name}={text}")]
+    data = rows_file(tmp_path / "rows.npy")
+    said = xorflow("train", "--data", data, "--out", tmp_path / "run", *SMALL, *settings)
+    assert said.code == 0
+    config = read(tmp_path / "run/config.json")
+    names = ("tensorboard", "batch_size", "epochs", "clip", "categories", "evaluation_samples")
+    assert [config[name] for name in names] == [False, 16, 1, 1.5, None, 8]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], []])
+def test_the_first_page_needs_no_torch(words: list[str]) -> None:
+    program = (
+        "import sys\nfrom xorflow.cli import main\ntry:\n    main(sys.argv[1:])\nfinally:\n"
+        "    print({'torch', 'matplotlib', 'numpy'} & set(sys.modules), file=sys.stderr)\n"
+    )
+    said = finish(start("-c", program, *words, program=(sys.executable,)))
+    assert (said.code, said.err) == (0, "set()\n")
 
 
 def test_the_version(xorflow: Command) -> None:

@@ -24,7 +24,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def begin(whole: Path, run: Path) -> Popen[str]:
-    return start("train", "--config", whole / "config.json", "--out", run, "--checkpoint-seconds", "0")
+    return start("train", "--config", whole / "config.json", "--out", run, "--set", "checkpoint_seconds=0")
 
 
 def wait_for_checkpoint(process: Popen[str], run: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_polite_stop_saves_and_says_how_to_go_on(
     assert said.out == ""
     assert said.err == f"stopped and saved; continue with: xorflow train --out '{run}' --resume\n"
     assert not (run / "result.json").exists()
-    assert xorflow("train", "--out", run, "--resume", "--checkpoint-seconds", "1000").code == 0
+    assert xorflow("train", "--out", run, "--resume", "--set", "checkpoint_seconds=1000").code == 0
     assert_same_run(run, whole)
 
 
@@ -65,7 +65,7 @@ def test_killed_at_random_moments(whole: Path, tmp_path: Path, xorflow: Command)
         time.sleep(chance.uniform(0, 0.2))
         process.kill()
         killed += finish(process).code == -signal.SIGKILL
-        process = start("train", "--out", run, "--resume", "--checkpoint-seconds", "0")
+        process = start("train", "--out", run, "--resume", "--set", "checkpoint_seconds=0")
     last = finish(process)
     assert (last.code, last.err) == (0, "")
     assert killed >= 2

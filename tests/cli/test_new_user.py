@@ -118,8 +118,8 @@ def test_images_with_a_border_that_never_varies(tmp_path: Path, xorflow: Command
     np.save(tmp_path / "framed.npy", images)
     given = ("--data", tmp_path / "framed.npy", "--epochs", 2, "--out", tmp_path / "run", "--device", "cpu")
     assert "12 of 16 are constant" in xorflow("train", *given).refused()
-    network = ("--conditioner", "transformer", "--width", 8, "--blocks", 1, "--heads", 2, "--skip", 0.01)
-    xorflow("train", *given, "--categories", 2, *network)
+    network = ("--conditioner", "transformer:width=8,depth=1,heads=2", "--set", "skip=0.01")
+    xorflow("train", *given, "--set", "categories=2", *network)
     found = json.loads(xorflow("evaluate", tmp_path / "run", "--json").out)
     assert found["test"] == read(tmp_path / "run/result.json")["test"]
     assert found["test"]["nll"] < 16 * math.log(2)
@@ -176,20 +176,32 @@ def test_the_configuration_of_a_run_repeats_it_and_flags_override(
     assert xorflow("train", "--config", config, "--out", tmp_path / "same").code == 0
     assert_same_run(tmp_path / "same", people / "run")
     assert (
-        xorflow("train", "--config", config, "--out", tmp_path / "other", "--seed", 5, "--hidden", "8,8").code
+        xorflow(
+            "train",
+            "--config",
+            config,
+            "--out",
+            tmp_path / "other",
+            "--seed",
+            5,
+            "--conditioner",
+            "made:hidden=8+8",
+        ).code
         == 0
     )
     other = read(tmp_path / "other/config.json")
-    assert (other["seed"], other["hidden"], other["epochs"]) == (5, [8, 8], 2)
+    assert (other["seed"], other["conditioner"], other["epochs"]) == (5, "made:hidden=8+8", 2)
 
 
 def test_flags_switch_off_what_a_file_switched_on(tmp_path: Path, rows: Path, xorflow: Command) -> None:
-    (tmp_path / "run.toml").write_text("direct = true\ntensorboard = true\n", encoding="utf-8")
+    (tmp_path / "run.toml").write_text(
+        "own = true\nestimator = 'special-case'\ntensorboard = true\n", encoding="utf-8"
+    )
     said = xorflow("train", "--config", tmp_path / "run.toml", "--data", rows, "--out", tmp_path / "run",
-                   "--no-tensorboard", *SMALL)  # fmt: skip
+                   "--set", "tensorboard=false", *SMALL)  # fmt: skip
     assert said.code == 0
     config = read(tmp_path / "run/config.json")
-    assert (config["direct"], config["tensorboard"]) == (True, False)
+    assert (config["own"], config["tensorboard"]) == (True, False)
 
 
 def test_a_finished_run_is_resumed_to_its_result(people: Path, tmp_path: Path, xorflow: Command) -> None:
@@ -201,7 +213,9 @@ def test_a_finished_run_is_resumed_to_its_result(people: Path, tmp_path: Path, x
 
 
 def test_no_held_out_data_no_likelihood(tmp_path: Path, rows: Path, xorflow: Command) -> None:
-    said = xorflow("train", "--data", rows, "--validation", 0, "--test", 0, "--out", tmp_path / "run", *SMALL)
+    said = xorflow(
+        "train", "--data", rows, "--set", "validation=0", "--set", "test=0", "--out", tmp_path / "run", *SMALL
+    )
     assert said.code == 0
     assert "No data were held out" in said.out
     assert xorflow("evaluate", tmp_path / "run", "--json").code == 0
@@ -215,13 +229,16 @@ def test_a_run_from_python_is_read_by_the_command_line(tmp_path: Path, xorflow: 
     expected = flow().log_prob(torch.from_numpy(np.load(data)).long())
     assert found["log_prob"] == pytest.approx(expected.tolist(), abs=1e-4)
     assert "is of data named 'rows.npy', which are no file" in xorflow("evaluate", tmp_path / "run").refused()
-    clash = xorflow("train", "--config", tmp_path / "run/config.json", "--hidden", 3, "--out", tmp_path / "b")
-    assert "--hidden does not apply" in clash.refused()
+    clash = xorflow(
+        "train", "--config", tmp_path / "run/config.json", "--conditioner", "made", "--out", tmp_path / "b"
+    )
+    assert "conditioner does not apply" in clash.refused()
 
 
 def test_digits_given_their_labels(tmp_path: Path, xorflow: Command) -> None:
     run = tmp_path / "run"
-    said = xorflow("train", "--label", "--validation", 59_000, "--hidden", 8, "--epochs", 1, "--out", run)
+    network = ("--set", "label=true", "--set", "validation=59000", "--conditioner", "made:hidden=8")
+    said = xorflow("train", *network, "--epochs", 1, "--out", run)
     assert said.code == 0
     assert "the paper's best" in said.out
     assert (run / "samples.png").exists()
@@ -234,10 +251,10 @@ def test_digits_given_their_labels(tmp_path: Path, xorflow: Command) -> None:
 def test_a_run_that_is_worse_than_independent_columns_says_so(xorflow: Command, tmp_path: Path) -> None:
     np.save(tmp_path / "bits.npy", np.random.default_rng(0).integers(0, 2, (80, 12), dtype=np.uint8))
     shared = ("train", "--data", tmp_path / "bits.npy", *SMALL)
-    worse = xorflow(*shared, "--init", "random", "--lr", "1", "--out", tmp_path / "worse")
+    worse = xorflow(*shared, "--set", "init=random", "--lr", "1", "--out", tmp_path / "worse")
     words = json.loads((tmp_path / "worse" / "result.json").read_text(encoding="utf-8"))["warning"]
     assert "independent columns have" in words
-    assert "--init data" in words
+    assert "init=data" in words
     assert words in " ".join(worse.out.split())
     xorflow(*shared, "--lr", "1e-9", "--out", tmp_path / "same")
     assert "warning" not in json.loads((tmp_path / "same" / "result.json").read_text(encoding="utf-8"))

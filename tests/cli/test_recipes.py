@@ -29,7 +29,13 @@ def test_recipes_as_json(xorflow: Command) -> None:
 @pytest.fixture
 def stew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = rows_file(tmp_path / "rows.npy")
-    options = {"data": str(path), "hidden": [8], "epochs": 3, "batch_size": 32, "device": "cpu"}
+    options = {
+        "data": str(path),
+        "conditioner": "made:hidden=8",
+        "epochs": 3,
+        "batch_size": 32,
+        "device": "cpu",
+    }
     monkeypatch.setitem(RECIPES, "stew", Recipe("stew", 2, "Small.", options, data=str(path)))
     return path
 
@@ -38,7 +44,7 @@ def test_a_run_from_a_recipe(xorflow: Command, stew: Path, tmp_path: Path) -> No
     said = xorflow("train", "--recipe", "stew", "--epochs", "1", "--out", tmp_path / "run")
     assert said.code == 0
     config = read(tmp_path / "run/config.json")
-    assert (config["recipe"], config["hidden"], config["epochs"]) == ("stew@2", [8], 1)
+    assert (config["recipe"], config["conditioner"], config["epochs"]) == ("stew@2", "made:hidden=8", 1)
 
 
 def test_one_run_for_each_seed(xorflow: Command, stew: Path, tmp_path: Path) -> None:
@@ -62,4 +68,4 @@ def test_a_recipe_in_a_file(xorflow: Command, stew: Path, tmp_path: Path) -> Non
     (tmp_path / "run.toml").write_text('recipe = "stew"\nepochs = 1\n', encoding="utf-8")
     assert xorflow("train", "--config", tmp_path / "run.toml", "--out", tmp_path / "run").code == 0
     config = read(tmp_path / "run/config.json")
-    assert (config["recipe"], config["hidden"], config["epochs"]) == ("stew@2", [8], 1)
+    assert (config["recipe"], config["conditioner"], config["epochs"]) == ("stew@2", "made:hidden=8", 1)

@@ -60,17 +60,17 @@ def test_each_seed_is_the_run_that_it_would_be_alone(xorflow: Command, tmp_path:
 def test_a_table_with_seeds_is_resumed_where_it_stands(xorflow: Command, rows: Path, tmp_path: Path) -> None:
     config = table(
         tmp_path,
-        'epochs = 9\nhidden = [16]\nbatch_size = 32\n'
-        '[[runs]]\nname = "wide"\nhidden = [32]\nepochs = 3\n[[runs]]\nname = "deep"\nlayers = 2\n',
+        'epochs = 9\nconditioner = "made:hidden=16"\nbatch_size = 32\n'
+        '[[runs]]\nname = "wide"\nconditioner = "made:hidden=32"\nepochs = 3\n[[runs]]\nname = "deep"\nlayers = 2\n',
     )  # fmt: skip
     out = tmp_path / "out"
     command = ("train", "--config", config, "--data", rows, "--epochs", "2", "--seeds", "0,1", "--out", out)
     first = xorflow(*command)
     assert (first.code, first.err) == (0, "")
     configs = {path.parent.relative_to(out).as_posix(): read(path) for path in out.rglob("config.json")}
-    assert {name: (c["hidden"], c["layers"], c["epochs"], c["seed"]) for name, c in configs.items()} == {
-        "wide/seed-0": ([32], 1, 2, 0), "wide/seed-1": ([32], 1, 2, 1),
-        "deep/seed-0": ([16], 2, 2, 0), "deep/seed-1": ([16], 2, 2, 1),
+    assert {name: (c["conditioner"].partition("=")[2], c["layers"], c["epochs"], c["seed"]) for name, c in configs.items()} == {
+        "wide/seed-0": ("32", 1, 2, 0), "wide/seed-1": ("32", 1, 2, 1),
+        "deep/seed-0": ("16", 2, 2, 0), "deep/seed-1": ("16", 2, 2, 1),
     }  # fmt: skip
 
     shutil.copytree(out / "deep/seed-1", tmp_path / "whole")
@@ -91,9 +91,9 @@ def test_a_table_with_seeds_is_resumed_where_it_stands(xorflow: Command, rows: P
     changed = xorflow(*command, "--resume", "--lr", "0.5").refused()
     assert f"run 'wide': --resume continues runs as they were configured: lr is 0.001 in {out}" in changed
     assert "and 0.5 here" in changed
-    config.write_text(config.read_text(encoding="utf-8").replace("[32]", "[33]"), encoding="utf-8")
+    config.write_text(config.read_text(encoding="utf-8").replace("=32", "=33"), encoding="utf-8")
     assert "run 'wide': " in (edited := xorflow(*command, "--resume").refused())
-    assert "hidden is [32] in" in edited
+    assert "conditioner is 'made:hidden=32' in" in edited
     assert "holds several: repeat the command" in xorflow("train", "--out", out, "--resume").refused()
     assert files(out) == state
 
@@ -137,24 +137,24 @@ def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
         ("--seeds=-1", "got '-1'"),
         ("--seeds 0,0-2", "--seeds names each seed once; got '0,0-2'"),
         ("--seeds 0-99999999999", "--seeds names at most 10,000 seeds"),
-        ("--seeds 0,99999999999999", "seed is below 2^40"),
+        ("--seeds 0,99999999999999", "seed is below 1,099,511,627,776"),
         ("--seeds 0,1 --jobs 0", "--jobs is at least 1; got 0"),
         ("--jobs 2", "--jobs is how many of several runs train at once, and this is one run; got 2: add --seeds"),
         ("--seeds 0,1 --epochs 0", "error: epochs is at least 1; got 0"),
         ("--seeds 0,1 --estimator magic", "error: estimator is one of"),
         ("--seeds 0,1 --device cuda:63", "device 'cuda:63' is not there"),
-        ("--seeds 0,1 --order natural,reversed", "order names 2 orderings"),
+        ("--seeds 0,1 --set order=natural,reversed", "order names 2 orderings"),
         ("--seeds 0,1 --resume", "--resume continues the runs in --out, and there is no folder"),
         ("--config TABLE --epochs 0", "error: epochs is at least 1; got 0"),
         ("--config TABLE --layers 3", "run 'fine': order names 2 orderings, and there are 3 layers"),
-        ("--config TABLE --order natural", "run 'wrong': estimator is one of"),
+        ("--config TABLE --set order=natural", "run 'wrong': estimator 'double-cv' learns"),
     ],
 )  # fmt: skip
 def test_what_means_nothing_is_refused_before_any_work(
     xorflow: Command, rows: Path, tmp_path: Path, arguments: str, words: str
 ) -> None:
     text = '[[runs]]\nname = "fine"\norder = "natural,reversed"\nlayers = 2\n'
-    path = table(tmp_path, text + '[[runs]]\nname = "wrong"\nestimator = "magic"\n')
+    path = table(tmp_path, text + '[[runs]]\nname = "wrong"\nestimator = "double-cv"\naccumulate = 2\n')
     given = [str(path) if word == "TABLE" else word for word in arguments.split()]
     assert words in xorflow("train", "--data", rows, *SMALL, "--out", tmp_path / "run", *given).refused()
 
@@ -193,7 +193,18 @@ def test_runs_end_with_the_command_and_go_on_with_it(
         "".join(f"{name} = {json.dumps(value)}\n" for name, value in own.items()), encoding="utf-8"
     )
     out = tmp_path / "two runs"  # the command to type must quote this
-    given = ("--config", source, "--checkpoint-seconds", "0", "--seeds", "3,4", "--jobs", "2", "--out", out)
+    given = (
+        "--config",
+        source,
+        "--set",
+        "checkpoint_seconds=0",
+        "--seeds",
+        "3,4",
+        "--jobs",
+        "2",
+        "--out",
+        out,
+    )
     process = start("train", *given)
     pointers = [out / f"seed-{seed}/checkpoints/latest.json" for seed in (3, 4)]
     limit = time.monotonic() + 60
@@ -211,11 +222,11 @@ def test_runs_end_with_the_command_and_go_on_with_it(
     stopped, again = said.err.strip().split(": ", 1)
     assert stopped == "stopped and saved; continue with"
     assert shlex.split(again) == [
-        "xorflow", "train", "--checkpoint-seconds", "0", *map(str, given[:2]), "--seeds", "3,4", "--jobs", "2",
+        "xorflow", "train", "--set", "checkpoint_seconds=0", *map(str, given[:2]), "--seeds", "3,4", "--jobs", "2",
         "--out", str(out), "--resume",
     ]  # fmt: skip
     assert [row["error"] for row in read(out / "summary.json")["runs"]] == ["interrupted"] * 2
-    more = [*shlex.split(again)[1:], "--jobs", "1", "--checkpoint-seconds", "1000"]  # here, to save time
+    more = [*shlex.split(again)[1:], "--jobs", "1", "--set", "checkpoint_seconds=1000"]  # here, to save time
     assert xorflow(*more).code == 0
     train_run(options.replace(seed=4), tmp_path / "whole")
     assert_same_run(out / "seed-4", tmp_path / "whole")

@@ -20,8 +20,8 @@ from xorflow.training.build import build_estimator, build_flow
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 
-SMALL = {"hidden": [12], "epochs": 2, "batch_size": 8, "device": "cpu"}
-SEQUENCE = {"conditioner": "transformer", "width": 8, "blocks": 1, "heads": 2, "dropout": 0.0}
+SMALL = {"conditioner": "made:hidden=12", "epochs": 2, "batch_size": 8, "device": "cpu"}
+SEQUENCE = {"conditioner": "transformer:width=8,depth=1,heads=2,dropout=0"}
 KINDS: dict[str, dict[str, Any]] = {
     "marginal": {},
     "fixed base": {"base": "fixed"},
@@ -34,11 +34,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "in parts": {"accumulate": 3},
     "straight-through, depth 2": {"layers": 2, "order": "alternating", "estimator": "straight-through"},
     "marginal, depth 2": {"layers": 2, "order": "alternating", "estimator": "maximum-likelihood:samples=2"},
-    "coupling": {"layers": 2, "conditioner": "coupling", "estimator": "maximum-likelihood:samples=2"},
+    "coupling": {
+        "layers": 2,
+        "conditioner": "coupling:hidden=12,mask=checkerboard",
+        "estimator": "maximum-likelihood:samples=2",
+    },
     "running mean": {"layers": 2, "order": "alternating", "estimator": "special-case:standardise=feature"},
     "transformer": SEQUENCE,
-    "transformer, dropout": SEQUENCE | {"dropout": 0.3},
-    "recurrent": {"conditioner": "recurrent", "width": 8, "dropout": 0.0},
+    "transformer, dropout": {"conditioner": "transformer:width=8,depth=1,heads=2,dropout=0.3"},
+    "recurrent": {"conditioner": "recurrent:width=8"},
     "muon": SEQUENCE | {"optimiser": "muon", "weight_decay": 0.01, "clip": 1.0},
     "mixture": SEQUENCE | {"mixture": "2"},
     "grey": SEQUENCE | {"estimator": "maximum-likelihood:soft_targets=true"},
@@ -114,7 +118,7 @@ def test_captured_steps_of_every_estimator(
     deep_only = "sum_last" in estimator and estimator.startswith(("rebar", "relax", "double-cv"))
     if (layers == 1 and deep_only) or (layers == 2 and estimator in ("analytic", "local-expectation")):
         return  # refused
-    changes = {"layers": layers, "order": "alternating", "posterior": "mlp", "estimator": estimator}
+    changes = {"layers": layers, "order": "alternating", "posterior": "mlp:hidden=12", "estimator": estimator}
     assert _same(_captured("late", monkeypatch, **changes), _plain(**changes))
 
 

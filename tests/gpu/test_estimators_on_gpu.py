@@ -9,7 +9,7 @@ from xorflow.training import Options, Trainer
 from xorflow.training.build import build_data, build_estimator, build_flow
 
 SMALL = {
-    "hidden": [64],
+    "conditioner": "made:hidden=64",
     "batch_size": 64,
     "epochs": 1,
     "validation": 54_000,
@@ -29,7 +29,7 @@ ESTIMATORS = [
 
 def _trainer(estimator: str, layers: int, seed: int = 0) -> Trainer:
     options = Options().replace(
-        **SMALL, layers=layers, order="alternating", posterior="mlp", estimator=estimator, seed=seed
+        **SMALL, layers=layers, order="alternating", posterior="mlp:hidden=64", estimator=estimator, seed=seed
     )
     dataset = build_data(options)
     torch.manual_seed(seed)

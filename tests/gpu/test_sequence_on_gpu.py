@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import xorflow as xf
-from tiny_runs import make_steps
+from tiny_runs import call, make_steps
 from xorflow._cuda.steps import CapturedSteps
 from xorflow.flows import SampleNoise
 from xorflow.flows.sampling import by_passes
@@ -17,31 +17,34 @@ from xorflow.training.devices import dropout_generator
 from xorflow.training.optimiser import FusedAdam
 
 CUDA = torch.device("cuda", 0)
-SMALL = {
-    "width": 32,
-    "blocks": 2,
-    "heads": 4,
-    "dropout": 0.0,
-    "batch_size": 40,
-    "validation": 54_000,
-    "device": "cuda",
-}
+SMALL = {"batch_size": 40, "validation": 54_000, "device": "cuda"}
+
+
+def transformer(**settings: Any) -> dict[str, Any]:
+    return {
+        "conditioner": call("transformer", **{"width": 32, "depth": 2, "heads": 4, "dropout": 0.0} | settings)
+    }
+
+
+def recurrent(**settings: Any) -> dict[str, Any]:
+    return {"conditioner": call("recurrent", **{"width": 32, "depth": 2} | settings)}
+
+
 KINDS: dict[str, dict[str, Any]] = {
-    "transformer": {"conditioner": "transformer"},
-    "transformer, bf16": {"conditioner": "transformer", "precision": "bf16-mixed"},
-    "transformer, labels": {"conditioner": "transformer", "label": True, "clip": 1.0, "average": 0.9},
-    "transformer in parts": {"conditioner": "transformer", "accumulate": 3},
-    "transformer, compiled": {"conditioner": "transformer", "precision": "bf16-mixed", "compile": True},
-    "mixture": {"conditioner": "transformer", "mixture": "2", "blocks": 1},
-    "mixture in turn, grey": {
-        "conditioner": "transformer",
+    "transformer": transformer(),
+    "transformer, bf16": transformer() | {"precision": "bf16-mixed"},
+    "transformer, labels": transformer() | {"label": True, "clip": 1.0, "average": 0.9},
+    "transformer in parts": transformer() | {"accumulate": 3},
+    "transformer, compiled": transformer() | {"precision": "bf16-mixed", "compile": True},
+    "mixture": transformer(depth=1) | {"mixture": "2"},
+    "mixture in turn, grey": transformer(depth=1)
+    | {
         "mixture": "2",
         "shared": False,
-        "blocks": 1,
         "estimator": "maximum-likelihood:split_batch=true,soft_targets=true",
     },
-    "recurrent": {"conditioner": "recurrent"},
-    "recurrent, lstm, bf16": {"conditioner": "recurrent", "cell": "lstm", "precision": "bf16-mixed"},
+    "recurrent": recurrent(),
+    "recurrent, lstm, bf16": recurrent(cell="lstm") | {"precision": "bf16-mixed"},
 }
 
 
@@ -82,10 +85,10 @@ def test_weights_that_change_beside_the_backward_pass_are_those_that_change_afte
         assert float(apart.double().mean()) < 0.01
 
 
-@pytest.mark.parametrize("conditioner", ["transformer", "recurrent"])
-def test_dropout_in_a_captured_step_follows_the_generator(conditioner: str) -> None:
+@pytest.mark.parametrize("network", [transformer(dropout=0.5), recurrent(dropout=0.5)])
+def test_dropout_in_a_captured_step_follows_the_generator(network: dict[str, Any]) -> None:
     def bound(seed: int) -> float:
-        trainer = _trainer(conditioner=conditioner, dropout=0.5)
+        trainer = _trainer(**network)
         captured, generator = CapturedSteps(trainer, 0), dropout_generator(trainer.flow, CUDA)
         assert generator is not None
         generator.manual_seed(seed)
@@ -96,9 +99,11 @@ def test_dropout_in_a_captured_step_follows_the_generator(conditioner: str) -> N
     assert abs(other - first) > 1e-5 * abs(first)
 
 
-@pytest.mark.parametrize("conditioner", ["transformer", "recurrent"])
-def test_cached_samples_are_those_of_whole_passes(conditioner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    flow = _trainer(conditioner=conditioner, precision="64-true").flow.double().eval()
+@pytest.mark.parametrize("network", [transformer(), recurrent()])
+def test_cached_samples_are_those_of_whole_passes(
+    network: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = _trainer(**network, precision="64-true").flow.double().eval()
     noise = SampleNoise.draw(flow, 8, torch.Generator(CUDA).manual_seed(0))
     found = flow.sample_with(noise)
     monkeypatch.setattr(type(flow.layers[0].conditioner), "incremental", lambda *_: None)
@@ -120,16 +125,19 @@ def _assert_launched(flow: xf.LatentFlow, context: torch.Tensor | None = None) -
     assert torch.equal(found, expected.index_select(1, order))
 
 
-@pytest.mark.parametrize("changes", [{}, {"rotary": True, "skip": 0.01}, {"label": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [transformer(), transformer(rotary=True) | {"skip": 0.01}, transformer() | {"label": True}],
+)
 def test_launched_steps_give_the_samples_of_whole_passes(changes: dict[str, Any]) -> None:
-    flow = _trainer(conditioner="transformer", precision="64-true", **changes).flow.double().eval()
+    flow = _trainer(precision="64-true", **changes).flow.double().eval()
     context = torch.eye(10, device=CUDA, dtype=torch.float64)[:8] if changes.get("label") else None
     for _ in range(2):  # a second decoder captures anew
         _assert_launched(flow, context)
 
 
 def test_a_hundred_samples_of_the_large_transformer_take_a_second() -> None:
-    flow = _trainer(conditioner="transformer", width=256, blocks=8, heads=8).flow.eval()
+    flow = _trainer(**transformer(width=256, depth=8, heads=8)).flow.eval()
     flow().sample((2,))
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -139,7 +147,7 @@ def test_a_hundred_samples_of_the_large_transformer_take_a_second() -> None:
 
 
 def test_rounded_products_hardly_change_a_likelihood() -> None:
-    trainer = _trainer(conditioner="transformer", width=64)
+    trainer = _trainer(**transformer(width=64))
     _advance(trainer, None, 20)
     x = xf.data.mnist().test.values[:200].to(CUDA)
     exact = xf.evaluate.exact(trainer.flow, x)

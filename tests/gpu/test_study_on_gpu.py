@@ -19,7 +19,11 @@ ESTIMATORS = [
 
 def bench(layers: int, draws: int = 32) -> Bench:
     options = Options().replace(
-        hidden=[64], layers=layers, order="alternating", posterior="mlp", base="fixed"
+        conditioner="made:hidden=64",
+        layers=layers,
+        order="alternating",
+        posterior="mlp:hidden=64",
+        base="fixed",
     )
     data = mnist()
     torch.manual_seed(0)

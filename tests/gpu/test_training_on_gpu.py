@@ -15,7 +15,13 @@ from xorflow.training import Interrupted, Job, Options, Trainer, muon, run_jobs
 from xorflow.training.build import build_data, build_estimator, build_flow
 from xorflow.training.storage import load_tensors
 
-SMALL = {"hidden": [64], "epochs": 2, "batch_size": 250, "validation": 54_000, "device": "cuda"}
+SMALL = {
+    "conditioner": "made:hidden=64",
+    "epochs": 2,
+    "batch_size": 250,
+    "validation": 54_000,
+    "device": "cuda",
+}
 KINDS = {
     "marginal": {},
     "fixed base": {"base": "fixed"},
@@ -27,14 +33,16 @@ KINDS = {
     "labels": {"label": True},
     "straight-through, depth 2": {"layers": 2, "order": "alternating", "estimator": "straight-through"},
     "marginal, depth 2": {"layers": 2, "order": "alternating", "estimator": "maximum-likelihood:samples=2"},
-    "coupling": {"layers": 2, "conditioner": "coupling", "estimator": "maximum-likelihood:samples=2"},
+    "coupling": {
+        "layers": 2, "conditioner": "coupling:hidden=64,mask=checkerboard", "estimator": "maximum-likelihood:samples=2",
+    },
     "running mean": {"layers": 2, "order": "alternating", "estimator": "special-case:standardise=feature"},
     "recurrent, muon": {
-        "optimiser": "muon", "conditioner": "recurrent", "width": 32, "dropout": 0.0, "skip": 1e-3,
+        "optimiser": "muon", "conditioner": "recurrent:width=32", "skip": 1e-3,
     },
     "muon": {
-        "optimiser": "muon", "weight_decay": 0.01, "clip": 1.0, "conditioner": "transformer", "width": 32, "blocks": 2,
-        "heads": 2, "dropout": 0.0, "rotary": True, "skip": 1e-3,
+        "optimiser": "muon", "weight_decay": 0.01, "clip": 1.0, "skip": 1e-3,
+        "conditioner": "transformer:width=32,depth=2,heads=2,dropout=0,rotary=true",
     },
 }  # fmt: skip
 AMPLIFIED = {"muon": 1e-4, "recurrent, muon": 1e-4}
@@ -114,7 +122,7 @@ def test_an_interrupted_run_resumes_to_the_same_weights(kind: str, tmp_path: Pat
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_a_layer(tmp_path: Path) -> None:
-    wild = {"optimiser": "sgd", "lr": 1e38, "schedule": "constant", "hidden": [16, 16]}
+    wild = {"optimiser": "sgd", "lr": 1e38, "schedule": "constant", "conditioner": "made:hidden=16+16"}
     with pytest.raises(TrainingError) as error:
         train_run(Options().replace(**(SMALL | wild)), tmp_path / "run")
     assert "is not finite at step 24 (epoch 1)" in str(error.value)  # at the end of an epoch

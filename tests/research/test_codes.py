@@ -39,10 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options(folder: Path, **changes: object) -> Options:
     given = {
         "data": str(folder / "coins.npy"),
-        "base": "learned",
-        "p0": 0.99999,
-        "hidden": [32],
-        "direct": True,
+        "base": "learned:p0=0.99999",
+        "conditioner": "made:hidden=32,direct=true",
         "layers": 2,
         "order": "inward",
         "estimator": "maximum-likelihood:samples=1",

@@ -12,7 +12,7 @@ from research.rows import chosen
 from tiny_runs import read
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError
-from xorflow.training import Options, build_data, build_flow
+from xorflow.training import CONDITIONERS, Options, build_data, build_flow
 from xorflow.training.run import check_run, create_run
 
 BY_ID = {row.id: row for row in DEPTH_ROWS}
@@ -50,13 +50,14 @@ def test_the_rows_that_are_compared_have_equal_weights() -> None:
     counts = {}
     for row in DEPTH_ROWS:
         if row.id.startswith("ar-") and row.id != "ar-1-half":
-            training = row.recipes["ours"]
-            last = training["hidden"]
+            network = CONDITIONERS.read(row.options().conditioner)
+            last = network["hidden"]
             earlier = () if row.code is not None else last
             widths = [earlier] * (row.depth - 1) + [last]
-            counts[row.id] = sum(
-                (a + 1) * b for hidden in widths for a, b in itertools.pairwise([784, *hidden, 784])
-            ) + 784**2 * training.get("direct", False)
+            counts[row.id] = (
+                sum((a + 1) * b for hidden in widths for a, b in itertools.pairwise([784, *hidden, 784]))
+                + 784**2 * network["direct"]
+            )
     middle = counts["ar-1-marginal"]
     assert all(abs(count / middle - 1) < 0.01 for count in counts.values()), counts
 
@@ -93,7 +94,7 @@ def test_straight_through_has_a_rival_in_every_coupling() -> None:
 
 
 def test_random_masks_differ_between_pairs_and_complete_each_other(dataset: Dataset) -> None:
-    options = Options().replace(conditioner="coupling", layers=8, mask="random", hidden=[4])
+    options = Options().replace(conditioner="coupling:hidden=4,mask=random", layers=8)
     flow = build_flow(options, dataset)
     masks = [layer.conditioner.mask for layer in flow.layers]
     for first, second in zip(masks[::2], masks[1::2], strict=True):
@@ -102,7 +103,7 @@ def test_random_masks_differ_between_pairs_and_complete_each_other(dataset: Data
 
 
 def test_nested_masks_move_every_pixel_but_one_once(dataset: Dataset) -> None:
-    options = Options().replace(conditioner="coupling", layers=6, mask="nested", hidden=[4])
+    options = Options().replace(conditioner="coupling:hidden=4,mask=nested", layers=6)
     moved = torch.stack([~layer.conditioner.mask for layer in build_flow(options, dataset).layers])
     assert moved.sum(0).max() == 1
     assert moved.sum() == 63

@@ -210,7 +210,7 @@ def test_a_model_without_an_oracle(
     research: Command, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = rows_file(tmp_path / "rows.npy")  # 3^12 choices of two layers that see their own u
-    options = ("--layers", "2", "--own", "--estimator", "special-case", *SMALL, "--epochs", "1")
+    options = ("--layers", "2", "--set", "own=true", "--estimator", "special-case", *SMALL, "--epochs", "1")
     with pytest.raises(SystemExit) as stop:
         xorflow(["train", "--data", str(data), "--out", str(tmp_path / "run"), *options])
     assert stop.value.code == 0

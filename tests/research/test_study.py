@@ -343,7 +343,7 @@ def test_gradients_that_are_no_numbers_are_a_finding(tmp_path: Path) -> None:
     comparison = TrainingComparison(request(tmp_path, models=None, estimators=("maximum-likelihood",)), 1)
     for folder, trial in comparison._trials.items():
         options = trial.options.replace(
-            lr=1e38, hidden=[16, 16], optimiser="sgd", schedule="constant", epochs=3
+            lr=1e38, conditioner="made:hidden=16+16", optimiser="sgd", schedule="constant", epochs=3
         )
         comparison._trials[folder] = dataclasses.replace(trial, options=options)
     failed = comparison.run()

@@ -13,6 +13,7 @@ from xorflow.data import Dataset, Split
 from xorflow.errors import CheckpointError, ConfigError, DataError, ModelError
 from xorflow.estimators import MaximumLikelihood, StraightThrough
 from xorflow.training import (
+    ESTIMATORS,
     Options,
     build_data,
     build_estimator,
@@ -22,7 +23,7 @@ from xorflow.training import (
     independent_nll,
     init_from_data,
 )
-from xorflow.training.build import estimator_text, layer_orders
+from xorflow.training.build import layer_orders
 from xorflow.training.init import category_frequencies
 
 
@@ -71,7 +72,7 @@ def test_as_many_orders_as_layers() -> None:
     ],
 )
 def test_estimators_by_name_and_back(text: str) -> None:
-    assert estimator_text(build_estimator(text)) == text
+    assert ESTIMATORS.text(build_estimator(text)) == text
 
 
 def test_estimators_are_what_their_names_say() -> None:
@@ -90,7 +91,7 @@ def test_estimators_are_what_their_names_say() -> None:
         ),
         ("special-case:entropy=much", "is a number; got 'much'"),
         ("special-case:two_samples=1", "is true or false; got '1'"),
-        ("special-case:baseline=2", "is a name; got '2'"),
+        ("special-case:baseline=2", "baseline is one of none, running-mean, sampled, greedy; got '2'"),
         ("special-case:baseline=mine", "baseline is one of none, running-mean, sampled, greedy; got 'mine'"),
         ("special-case:second=2", "belong to rewards=two-term"),
         ("full-posterior:decay=1", "at least 0 and below 1; got 1"),
@@ -120,7 +121,7 @@ def test_bad_estimators_are_one_line(text: str, words: str) -> None:
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize("conditioner", ["made", "coupling"])
+@pytest.mark.parametrize("conditioner", ["made:hidden=16", "coupling:hidden=16"])
 @pytest.mark.parametrize("transform", ["shift", "affine"])
 def test_flows_survive_their_description(tmp_path: Path, conditioner: str, transform: str) -> None:
     options = tiny_options(
@@ -128,7 +129,6 @@ def test_flows_survive_their_description(tmp_path: Path, conditioner: str, trans
         layers=2,
         conditioner=conditioner,
         transform=transform,
-        mask="halves",
     )
     flow = build_flow(options, build_data(options))
     again = flow_from_spec(flow_to_spec(flow))
@@ -142,9 +142,8 @@ def test_options_reach_the_model(tmp_path: Path) -> None:
         rows_file(tmp_path / "rows.npy"),
         layers=2,
         order="reversed,random:1",
-        hidden=[8, 4],
-        base="fixed",
-        p0=0.7,
+        conditioner="made:hidden=8+4",
+        base="fixed:p0=0.7",
     )
     flow = build_flow(options, build_data(options))
     assert flow.depth == 2
@@ -163,12 +162,12 @@ CHAIN = [{"x": "before"}, {"previous": "up to"}, {"previous": "up to"}]
         ({"variant": "chain"}, CHAIN, [None] * 3),
         ({"variant": "chain", "own": True}, [s | {"own": "before"} for s in CHAIN], [None] * 3),
         (
-            {"posterior": "mlp"},
+            {"posterior": "mlp:hidden=16"},
             [{"state": "before"}] * 3,
             [{"x": "all"}, *[{"x": "all", "state": "all"}] * 2],
         ),
         (
-            {"posterior": "made", "variant": "chain"},
+            {"posterior": "made:hidden=16", "variant": "chain"},
             CHAIN,
             [{"x": "up to"}, *[{"x": "up to", "previous": "up to"}] * 2],
         ),
@@ -184,16 +183,16 @@ def test_variants_and_posteriors(tmp_path: Path, changes: dict, sees: list, post
 
 
 def test_couplings_have_no_variants(tmp_path: Path) -> None:
-    options = tiny_options(rows_file(tmp_path / "rows.npy"), conditioner="coupling", mask="halves", own=True)
     with pytest.raises(ConfigError, match="sees the running state alone"):
-        build_flow(options, build_data(options))
+        tiny_options(rows_file(tmp_path / "rows.npy"), conditioner="coupling", own=True)
 
 
 def test_a_checkerboard_needs_images(tmp_path: Path) -> None:
-    options = tiny_options(rows_file(tmp_path / "rows.npy"), conditioner="coupling")
-    with pytest.raises(ConfigError, match="two-dimensional shape; choose --mask halves"):
+    network = "coupling:hidden=16,mask=checkerboard"
+    options = tiny_options(rows_file(tmp_path / "rows.npy"), conditioner=network)
+    with pytest.raises(ConfigError, match="two-dimensional shape; choose mask=halves"):
         build_flow(options, build_data(options))
-    pictures = tiny_options(images_file(tmp_path / "images.npy"), conditioner="coupling")
+    pictures = tiny_options(images_file(tmp_path / "images.npy"), conditioner=network)
     flow = build_flow(pictures, build_data(pictures))
     assert isinstance(flow.layers[0].conditioner, Coupling)
 
@@ -210,9 +209,9 @@ def test_files_are_split_as_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"data": "cifar"}, "--data is 'mnist' or a .npy, .npz or .csv file; got 'cifar'"),
+        ({"data": "cifar"}, "data is 'mnist' or a .npy, .npz or .csv file; got 'cifar'"),
         ({"data": "none.npy"}, "none.npy"),
-        ({"label": True}, "leave --label out"),
+        ({"label": True}, "label has an effect only if data is mnist"),
         ({"validation": 2.5}, "whole numbers of rows; got 2.5"),
         ({"validation": 500}, "lower validation="),
         ({"data": "mnist", "validation": 0.5}, "whole number of training images"),
@@ -220,9 +219,9 @@ def test_files_are_split_as_told(tmp_path: Path) -> None:
     ],
 )
 def test_data_that_cannot_be_had(tmp_path: Path, changes: dict[str, object], words: str) -> None:
-    options = tiny_options(rows_file(tmp_path / "rows.npy")).replace(**changes)
+    changes = {"data": str(rows_file(tmp_path / "rows.npy"))} | changes
     with pytest.raises((ConfigError, DataError)) as error:
-        build_data(options)
+        build_data(Options().replace(**changes))
     assert words in str(error.value)
 
 
@@ -267,7 +266,7 @@ def test_a_linear_posterior_begins_as_the_exact_one(sizes: tuple[int, ...], base
         torch.uint8
     )
     data = Dataset("rows", Split(values), None, None, sizes)
-    options = Options(layers=1, hidden=[8], posterior="linear", base=base, p0=0.8)
+    options = Options(conditioner="made:hidden=8", posterior="linear", base=f"{base}:p0=0.8")
     flow = build_flow(options, data).double()
     init_from_data(flow, data.train)
     # under the exact posterior every weight is the likelihood itself
@@ -301,7 +300,10 @@ def test_mnist_by_default() -> None:
 def test_generators_begin_the_same_with_posteriors_and_without() -> None:
     data = tiny_dataset()
     with_, without = (
-        (torch.manual_seed(0), build_flow(Options(layers=2, hidden=[4], posterior=kind), data))[1]
+        (
+            torch.manual_seed(0),
+            build_flow(Options(layers=2, conditioner="made:hidden=4", posterior=kind), data),
+        )[1]
         for kind in ("mlp", "none")
     )
     for one, other in zip(with_.layers, without.layers, strict=True):

@@ -10,8 +10,7 @@ import torch
 from tiny_runs import tiny_options, train_run
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators import DoubleCV, Estimator, Loss, Rebar, Relax
-from xorflow.training import Options, Trainer, build_data, build_estimator, build_flow
-from xorflow.training.build import ESTIMATORS
+from xorflow.training import ESTIMATORS, Options, Trainer, build_data, build_estimator, build_flow
 
 DRAWING = [
     "leave-one-out:samples=2", "leave-one-out:samples=2,proposal=q", "vimco:samples=2,sum_last=true",
@@ -34,7 +33,9 @@ def bits(tmp_path: Path) -> Path:
 
 
 def trainers(path: Path, estimator: str, seeds: int, **changes: Any) -> list[Trainer]:
-    options = tiny_options(path, estimator=estimator, order="alternating", posterior="mlp", **changes)
+    options = tiny_options(
+        path, estimator=estimator, order="alternating", posterior="mlp:hidden=16", **changes
+    )
     data, found = build_data(options), []
     for seed in range(seeds):
         torch.manual_seed(seed)
@@ -139,7 +140,7 @@ def test_a_control_variate_without_parameters_is_refused(bits: Path) -> None:
         ("analytic", {"layers": 2}, "needs one layer; with 2 layers"),
         ("leave-one-out:samples=1", {}, "leaves none of 1"),
         ("relax:hidden=0", {}, "it has no parameters"),
-        ("vimco:proposal=q", {"posterior": "none"}, "--posterior mlp"),
+        ("vimco:proposal=q", {"posterior": "none"}, "posterior=mlp"),
     ],
 )
 def test_refusals_are_one_line(bits: Path, tmp_path: Path, estimator: str, changes: dict, words: str) -> None:

@@ -126,7 +126,7 @@ def test_start_at_the_data_is_near_independent_features() -> None:
     assert abs(result["test"]["nll"] - result["independent_nll"]) < 1.0
 
 
-@pytest.mark.parametrize("name", ["layers", "hidden", "order", "label", "validation"])
+@pytest.mark.parametrize("name", ["layers", "conditioner", "order", "label", "validation"])
 def test_options_of_models_and_data_mean_nothing_here(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} means nothing here"):
         xf.fit(tiny_flow(), tiny_dataset(), **{name: 3})

@@ -15,7 +15,7 @@ from xorflow.training.run import initialised_flow
 FIXED = {
     "base": "fixed",
     "epochs": 1,
-    "hidden": [16],
+    "conditioner": "made:hidden=16",
     "device": "cpu",
     "evaluation_samples": 2,
     "batch_size": 50,
@@ -64,7 +64,7 @@ def test_the_base_is_the_runs_own_unless_it_is_given(digits: Path, one: Path) ->
     shared = FIXED | {"data": str(digits), "base": "learned", "init": str(one)}
     before = open_run(one).latent
     assert torch.equal(new_flow(Options().replace(**shared)).base.logits, before.base.logits)
-    flow = new_flow(Options().replace(**shared, p0=0.99))
+    flow = new_flow(Options().replace(**shared | {"base": "learned:p0=0.99"}))
     assert flow.base.log_table()[0].exp()[:, 0].tolist() == pytest.approx([0.99] * 64)
     for mine, theirs in zip(flow.layers[-1].parameters(), before.layers[0].parameters(), strict=True):
         assert torch.equal(mine, theirs)
@@ -82,7 +82,7 @@ def test_a_run_that_starts_from_another_trains_and_can_be_read(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"hidden": [8]}, "layer 1 of the run in .* has other weights"),
+        ({"conditioner": "made:hidden=8"}, "layer 1 of the run in .* has other weights"),
         ({"order": "reversed"}, "layer 1 of the run in .* has another ordering"),
         ({"init": "./nowhere"}, "there is no folder nowhere"),
     ],
@@ -116,13 +116,11 @@ def test_a_coupling_begins_at_independent_features(digits: Path, mask: str, post
     options = Options().replace(
         **{
             **FIXED,
-            "base": "learned",
-            "p0": 0.999,
+            "base": "learned:p0=0.999",
             "data": str(digits),
-            "conditioner": "coupling",
+            "conditioner": f"coupling:hidden=16,mask={mask}",
             "layers": 4,
         },
-        mask=mask,
         posterior=posterior,
     )
     flow, data = new_flow(options), build_data(options)
@@ -137,9 +135,9 @@ def test_a_coupling_begins_at_independent_features(digits: Path, mask: str, post
 
 def test_layers_of_random_masks_leave_features_for_later_ones(digits: Path) -> None:
     options = Options().replace(
-        **{**FIXED, "base": "learned", "data": str(digits), "conditioner": "coupling", "layers": 6},
-        mask="random",
-        posterior="diagonal",
+        **FIXED
+        | {"base": "learned", "data": str(digits), "layers": 6, "posterior": "diagonal"}
+        | {"conditioner": "coupling:hidden=16,mask=random"}
     )
     flow = new_flow(options)
     taken = torch.stack([layer.posterior.slopes[0][:, 0, 0] != 0 for layer in flow.layers])  # pyright: ignore

@@ -1,6 +1,5 @@
 """Several runs at once: in order, none harmed by another, and each the run that it would be alone."""
 
-import json
 import os
 import signal
 import stat
@@ -197,7 +196,7 @@ def test_no_jobs_are_no_work() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"estimator": "reinforced"}, "run 'b': estimator is one of"),
+        ({"estimator": "double-cv", "accumulate": 2}, "run 'b': estimator 'double-cv' learns from"),
         ({"device": "cuda:63"}, "run 'b': device 'cuda:63' is not there"),
         ({"precision": "16-mixed"}, "run 'b': precision 16-mixed needs an accelerator"),
         ({"data": "none.npy"}, r"run 'b': .*none\.npy"),
@@ -219,12 +218,9 @@ def test_a_job_that_cannot_be_made_stops_all_before_they_begin(
 
 
 def test_every_job_that_is_wrong_is_named(options: Options, tmp_path: Path) -> None:
-    made = [
-        Job(options.replace(estimator=name), tmp_path / name, name)
-        for name in ("maximum-likelihood", "magic", "more")
-    ]
+    made = [Job(options.replace(order=name), tmp_path / name, name) for name in ("natural", "magic", "more")]
     with pytest.raises(
-        ConfigError, match=r"run 'magic': estimator is .*; there are problems in run 'more' too$"
+        ConfigError, match=r"run 'magic': an ordering is .*; there are problems in run 'more' too$"
     ):
         run_jobs(made, 1)
 
@@ -250,9 +246,9 @@ def test_numbers_and_folders_that_mean_nothing(
 def test_other_options_than_a_run_began_with(options: Options, tmp_path: Path) -> None:
     job = Job(options, tmp_path / "a", "a")
     run_jobs([job], 1)
-    for name, value in (("lr", 0.5), ("seed", 3), ("hidden", [8])):
+    for name, value in (("lr", 0.5), ("seed", 3), ("conditioner", "made:hidden=8")):
         changed = Job(options.replace(**{name: value}), job.out, "a")
-        before = json.dumps(options.to_json()[name]).replace("[", r"\[").replace("]", r"\]")
+        before = repr(options.to_json()[name])
         with pytest.raises(ConfigError, match=f"run 'a': .* {name} is {before} in {job.out} and .* here"):
             run_jobs([changed], 1)
     harmless = Job(options.replace(checkpoint_seconds=1, evaluation_samples=9), job.out, "a")

@@ -47,7 +47,11 @@ def test_training_learns(tmp_path: Path) -> None:
 def test_the_best_weights_on_validation_are_kept(tmp_path: Path) -> None:
     """On few rows a high rate overfits: the last epoch is not the best."""
     options = tiny_options(
-        rows_file(tmp_path / "rows.npy", rows=60), epochs=30, lr=0.1, hidden=[64], schedule="constant"
+        rows_file(tmp_path / "rows.npy", rows=60),
+        epochs=30,
+        lr=0.1,
+        conditioner="made:hidden=64",
+        schedule="constant",
     )
     result = train_run(options, tmp_path / "run")
     nlls = [r["validation_nll"] for r in read_metrics(tmp_path / "run/metrics.jsonl")]

@@ -52,7 +52,7 @@ def test_it_names_step_epoch_and_gradient_and_keeps_the_checkpoint(tmp_path: Pat
         text,
     )
     assert f"the last good checkpoint is kept in {tmp_path / 'run'}" in text
-    assert "smaller --lr" in text
+    assert "smaller lr" in text
     assert {p: p.read_bytes() for p in (tmp_path / "run/checkpoints").rglob("*") if p.is_file()} == kept
     snapshot = load_snapshot(tmp_path / "run")
     assert snapshot is not None

@@ -7,8 +7,16 @@ import pytest
 from tiny_runs import continue_run, read, rows_file, train_run
 from xorflow import data
 from xorflow.errors import ConfigError
-from xorflow.training import Options, build_data, build_estimator, build_flow, from_mapping, read_config
-from xorflow.training.options import from_json
+from xorflow.training import (
+    CONDITIONERS,
+    Options,
+    build_data,
+    build_estimator,
+    build_flow,
+    from_mapping,
+    read_config,
+)
+from xorflow.training.config import from_json
 from xorflow.training.recipes import RECIPES, Recipe, expanded
 
 
@@ -16,7 +24,13 @@ from xorflow.training.recipes import RECIPES, Recipe, expanded
 def cooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A recipe named `stew` for a file of rows."""
     path = rows_file(tmp_path / "rows.npy")
-    options = {"data": str(path), "hidden": [8], "epochs": 2, "batch_size": 32, "device": "cpu"}
+    options = {
+        "data": str(path),
+        "conditioner": "made:hidden=8",
+        "epochs": 2,
+        "batch_size": 32,
+        "device": "cpu",
+    }
     monkeypatch.setitem(RECIPES, "stew", Recipe("stew", 3, "Small.", options, data=str(path)))
     return path
 
@@ -35,9 +49,10 @@ def test_every_recipe_is_legal_and_describes_itself(name: str) -> None:
 
 def test_recipes_build_models() -> None:
     digits = data.mnist()
-    small = {"width": 8, "blocks": 1, "heads": 2, "hidden": [8]}
     for name in RECIPES:
-        options = Options().replace(recipe=name, **small)
+        options = Options().replace(recipe=name)
+        network = CONDITIONERS.read(options.conditioner).having(width=8, depth=1, heads=2, hidden=[8])
+        options = options.replace(conditioner=str(network))
         flow = build_flow(options, digits)
         assert build_estimator(options.estimator).admit(flow) is flow
 
@@ -77,7 +92,7 @@ def test_the_recipe_for_two_cores_has_its_figures() -> None:
 
 def test_what_is_given_beside_a_recipe_overrides_it() -> None:
     options = Options().replace(recipe="transformer-10min", epochs=3, lr=0.5)
-    assert (options.epochs, options.lr, options.width) == (3, 0.5, 256)
+    assert (options.epochs, options.lr, options.clip) == (3, 0.5, 1.0)
     assert from_mapping({"epochs": 3, "recipe": "recurrent"}, "here").epochs == 3
 
 
@@ -86,15 +101,15 @@ def test_what_a_run_keeps_is_not_expanded_again() -> None:
     kept = Options().replace(recipe="recurrent", epochs=3).to_json()
     assert from_json(kept, "config.json").to_json() == kept
     gone = from_json(kept | {"recipe": "gone@7"}, "config.json")
-    assert (gone.recipe, gone.width, gone.epochs) == ("gone@7", 512, 3)
-    assert gone.replace(recipe="gone@7", epochs=4).width == 512
-    assert gone.replace(recipe="none").width == 512
+    assert (gone.recipe, gone.average, gone.epochs) == ("gone@7", 0.995, 3)
+    assert gone.replace(recipe="gone@7", epochs=4).average == 0.995
+    assert gone.replace(recipe="none").average == 0.995
 
 
 @pytest.mark.parametrize("label", ["recurrent", "recurrent@4"])
 def test_a_recipe_is_named_with_or_without_its_version(label: str) -> None:
-    assert expanded({"recipe": label, "epochs": 3})["width"] == 512
-    assert Options().replace(recipe=label).conditioner == "recurrent"
+    assert expanded({"recipe": label, "epochs": 3})["average"] == 0.995
+    assert Options().replace(recipe=label).conditioner.startswith("recurrent:width=512,")
     assert from_mapping({"recipe": label}, "here").recipe == "recurrent@4"
 
 
@@ -128,7 +143,7 @@ def test_recipes_that_do_not_fit_are_one_line(given: dict, words: str) -> None:
 def test_a_run_keeps_the_recipe_with_its_version(cooked: Path, tmp_path: Path) -> None:
     train_run(Options().replace(recipe="stew", epochs=1), tmp_path / "run")
     config = read(tmp_path / "run/config.json")
-    assert (config["recipe"], config["epochs"], config["hidden"]) == ("stew@3", 1, [8])
+    assert (config["recipe"], config["epochs"], config["conditioner"]) == ("stew@3", 1, "made:hidden=8")
     assert build_data(read_config(tmp_path / "run/config.json")[0]).name
     with pytest.raises(ConfigError, match=r"epochs is 1 in .* and 2 here"):
         continue_run(tmp_path / "run", {"recipe": "stew"})

@@ -74,7 +74,12 @@ def test_other_optimisers_resume_too(tmp_path: Path, changes: dict[str, object])
     "changes",
     [
         {"estimator": "special-case:standardise=feature,entropy=0.5,anneal=0.2", "select": "greedy"},
-        {"estimator": "full-posterior:standardise=one", "posterior": "mlp", "variant": "chain", "own": True},
+        {
+            "estimator": "full-posterior:standardise=one",
+            "posterior": "mlp:hidden=16",
+            "variant": "chain",
+            "own": True,
+        },
         {"estimator": "straight-through:entropy=1.0,anneal=0.0"},
     ],
     ids=lambda changes: changes["estimator"],
@@ -122,7 +127,9 @@ def test_a_finished_run_returns_its_result_untouched(reference: tuple[Options, P
     assert {path.name: path.stat().st_mtime_ns for path in run.iterdir()} == before
 
 
-@pytest.mark.parametrize(("name", "value"), [("lr", 0.5), ("epochs", 9), ("hidden", [8]), ("seed", 4)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("lr", 0.5), ("epochs", 9), ("conditioner", "made:hidden=8"), ("seed", 4)]
+)
 def test_a_changed_option_is_named_with_both_values(interrupted: Path, name: str, value: object) -> None:
     before = sorted(path.name for path in interrupted.rglob("*"))
     with pytest.raises(ConfigError) as error:
@@ -203,7 +210,7 @@ def _frozen_first(seed: int) -> LatentFlow:
 
 def test_a_model_built_in_python_is_resumed_with_its_own_weights_and_what_it_freezes(tmp_path: Path) -> None:
     data = rows_file(tmp_path / "rows.npy")
-    options = tiny_options(data).replace(layers=None, hidden=[1024])
+    options = tiny_options(data).replace(layers=None, conditioner="made")
     flow = _frozen_first(7)
     before = {name: tensor.clone() for name, tensor in flow.state_dict().items()}
     create_run(options, tmp_path / "prepared", model=flow, dataset=build_data(options))

@@ -12,6 +12,7 @@ import xorflow as xf
 from tiny_runs import (
     StopAt,
     assert_same_run,
+    call,
     continue_run,
     images_file,
     read,
@@ -33,22 +34,30 @@ from xorflow.training.run import remedy_for
 from xorflow.training.storage import load_tensors
 from xorflow.training.trainer import Trainer
 
-TRANSFORMER = {"conditioner": "transformer", "width": 8, "heads": 2, "blocks": 1}
-RECURRENT = {"conditioner": "recurrent", "width": 8, "blocks": 1}
+TRANSFORMER = {"width": 8, "heads": 2, "depth": 1}
+RECURRENT = {"width": 8, "depth": 1}
+
+
+def transformer(**settings: Any) -> dict[str, Any]:
+    return {"conditioner": call("transformer", **TRANSFORMER | settings)}
+
+
+def recurrent(**settings: Any) -> dict[str, Any]:
+    return {"conditioner": call("recurrent", **RECURRENT | settings)}
+
+
 KINDS: dict[str, dict[str, Any]] = {
-    "transformer": TRANSFORMER | {"dropout": 0.3},
-    "muon": TRANSFORMER | {"dropout": 0.3, "optimiser": "muon", "rotary": True, "skip": 0.4},
-    "recurrent": RECURRENT | {"dropout": 0.3, "cell": "lstm"},
-    "recurrent, muon": RECURRENT | {"dropout": 0.3, "optimiser": "muon", "skip": 0.4},
-    "mixture": TRANSFORMER | {"dropout": 0.2, "mixture": "natural,columns,random:1"},
-    "mixture of MADEs": {"mixture": "2", "hidden": [8]},
-    "mixture in turn": TRANSFORMER
+    "transformer": transformer(dropout=0.3),
+    "muon": transformer(dropout=0.3, rotary=True) | {"optimiser": "muon", "skip": 0.4},
+    "recurrent": recurrent(dropout=0.3, cell="lstm"),
+    "recurrent, muon": recurrent(dropout=0.3) | {"optimiser": "muon", "skip": 0.4},
+    "mixture": transformer(dropout=0.2) | {"mixture": "natural,columns,random:1"},
+    "mixture of MADEs": {"mixture": "2", "conditioner": "made:hidden=8"},
+    "mixture in turn": transformer(dropout=0.2, rotary=True)
     | {
-        "dropout": 0.2,
         "mixture": "natural,columns",
         "estimator": "maximum-likelihood:split_batch=true",
         "optimiser": "muon",
-        "rotary": True,
     },
 }
 
@@ -100,24 +109,29 @@ def test_a_run_that_an_earlier_version_began_goes_on(tmp_path: Path, kind: str) 
         train_run(options, tmp_path / "parts", StopAt({3}))
     config = read(tmp_path / "parts/config.json")
     network = config["model"]["layers"][0]["conditioner"]
-    for name, option in (("skipped", "skip"), ("rotary", "rotary")):
+    for name in ("skipped", "rotary"):
         network.pop(name, None)
-        config.pop(option)
+    config.pop("skip")
     (tmp_path / "parts/config.json").write_text(json.dumps(config))
     continue_run(tmp_path / "parts", {})
     weights = [load_tensors(tmp_path / run, "weights") for run in ("whole", "parts")]
     assert all(torch.equal(weights[1][name], weight) for name, weight in weights[0].items())
 
 
-@pytest.mark.parametrize("changes", [{"rotary": True}, {"skip": 0.45}, {"heads": 1}])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("rotary", transformer(dropout=0.3, rotary=True)),
+        ("skip", {"skip": 0.45}),
+        ("heads", transformer(dropout=0.3, heads=1)),
+    ],
+)
 def test_a_run_does_not_start_from_one_whose_network_looks_otherwise(
-    tmp_path: Path, changes: dict[str, Any]
+    tmp_path: Path, name: str, changes: dict[str, Any]
 ) -> None:
     train_run(images(tmp_path, "transformer", skip=0.4), tmp_path / "run")
     given = {"init": str(tmp_path / "run"), "skip": 0.4} | changes
-    with pytest.raises(
-        ConfigError, match=f"another --{next(iter(changes))} than what is initialised from it"
-    ):
+    with pytest.raises(ConfigError, match=f"another {name} than what is initialised from it"):
         train_run(images(tmp_path, "transformer", **given), tmp_path / "other")
 
 
@@ -130,7 +144,10 @@ def test_dropout_has_numbers_of_its_own(tmp_path: Path) -> None:
     with seeded_dropout(generator, options.seed, None):
         assert torch.default_generator.initial_seed() != trainer.generator.initial_seed()
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert dropout_generator(build_flow(options.replace(dropout=0), dataset), trainer.device) is None
+    assert (
+        dropout_generator(build_flow(options.replace(**transformer(dropout=0)), dataset), trainer.device)
+        is None
+    )
 
 
 # ---- parts of a batch ----
@@ -208,7 +225,7 @@ def test_data_that_are_not_drawn_have_no_grey_values(tmp_path: Path) -> None:
     options = tiny_options(
         images_file(tmp_path / "images.npy"), estimator="maximum-likelihood:soft_targets=true"
     )
-    with pytest.raises(ConfigError, match="these data are fixed; leave soft_targets out of --estimator"):
+    with pytest.raises(ConfigError, match="these data are fixed; leave soft_targets out of the estimator"):
         train_run(options, tmp_path / "run")
 
 
@@ -245,7 +262,7 @@ def test_compiled_blocks_give_the_same(
     monkeypatch.setattr("xorflow._cuda.devices.COMPILED_ON", ("cpu",))
     results = []
     for compiled in (False, True):
-        options = images(tmp_path, "transformer", dropout=0.0, compile=compiled, **kind)
+        options = images(tmp_path, "transformer", compile=compiled, **transformer(dropout=0.0), **kind)
         results.append(train_run(options, tmp_path / f"run-{compiled}"))
     assert results[1]["test"]["nll"] == pytest.approx(results[0]["test"]["nll"], abs=1e-5)
 
@@ -260,15 +277,15 @@ def test_nothing_is_compiled_without_cuda(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_options_reach_the_network(tmp_path: Path) -> None:
     data = images_file(tmp_path / "images.npy")
-    more = {"blocks": 2, "dropout": 0.25, "reach": 1, "order": "columns", "rotary": True}
-    options = tiny_options(data, **(TRANSFORMER | more))
+    network = transformer(depth=2, dropout=0.25, reach=1, rotary=True)
+    options = tiny_options(data, order="columns", **network)
     net = build_flow(options, build_data(options)).layers[0].conditioner
     assert isinstance(net, CausalTransformer)
     assert (net.width, net.depth, net.heads, net.dropout, net.reach, net.shape) == (8, 2, 2, 0.25, 1, (4, 5))
     assert net.order[:4] == (0, 5, 10, 15)
     assert net.rotary
     assert net.skipped == ()
-    options = tiny_options(data, **(RECURRENT | {"cell": "lstm"}))
+    options = tiny_options(data, **recurrent(cell="lstm"))
     net = build_flow(options, build_data(options)).layers[0].conditioner
     assert isinstance(net, Recurrent)
     assert (net.width, net.depth, net.cell, net.reach) == (8, 1, "lstm", 2)
@@ -276,7 +293,7 @@ def test_options_reach_the_network(tmp_path: Path) -> None:
     assert build_flow(options, build_data(options)).layers[0].conditioner.order[:3] == (0, 5, 10)
 
 
-@pytest.mark.parametrize("kind", [TRANSFORMER, RECURRENT])
+@pytest.mark.parametrize("kind", [transformer(), recurrent()])
 def test_skipped_features_are_those_that_hardly_vary(tmp_path: Path, kind: dict[str, Any]) -> None:
     rows = torch.zeros(200, 4, dtype=torch.int64)
     rows[:, 0] = torch.arange(200) % 3
@@ -328,11 +345,11 @@ def test_a_mixture_shares_its_network_or_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (TRANSFORMER | {"reach": 2}, "the data have no two-dimensional shape; leave --reach out"),
-        (TRANSFORMER | {"skip": 0.9}, "at least one must take a step; lower --skip below"),
-        (TRANSFORMER | {"width": 6, "rotary": True}, "width=6 with heads=2 gives a head 3"),
-        (TRANSFORMER | {"order": "columns"}, "needs the two-dimensional shape of 6 features"),
-        (TRANSFORMER | {"heads": 3}, "width is a multiple of heads, and got width=8 with heads=3"),
+        (transformer(reach=2), "the data have no two-dimensional shape; leave reach out"),
+        (transformer() | {"skip": 0.9}, "at least one must take a step; lower skip below"),
+        (transformer(width=6, rotary=True), "width=6 with heads=2 gives a head 3"),
+        (transformer() | {"order": "columns"}, "needs the two-dimensional shape of 6 features"),
+        (transformer(heads=3), "width is a multiple of heads, and got width=8 with heads=3"),
         ({"compile": True}, "this model has none; leave it out"),
         (
             {"optimiser": "muon"},
@@ -341,8 +358,8 @@ def test_a_mixture_shares_its_network_or_not(tmp_path: Path) -> None:
         ({"mixture": "1"}, "2 to 64 components; got 1"),
         ({"mixture": "0"}, "2 to 64 components; got 0"),
         ({"mixture": "natural,sideways"}, "sideways"),
-        ({"mixture": "2", "layers": 2}, "leave --layers and --posterior out"),
-        ({"mixture": "2", "posterior": "mlp"}, "leave --layers and --posterior out"),
+        ({"mixture": "2", "layers": 2}, "leave layers at 1, or choose mixture=none"),
+        ({"mixture": "2", "posterior": "mlp"}, "leave posterior at none, or choose mixture=none"),
         ({"mixture": "2", "estimator": "straight-through"}, "StraightThrough trains single flows"),
         (
             {"estimator": "maximum-likelihood:split_batch=true"},
@@ -357,9 +374,9 @@ def test_a_mixture_shares_its_network_or_not(tmp_path: Path) -> None:
 def test_what_means_nothing_is_refused_before_a_folder_is_made(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    options = tiny_options(rows_file(tmp_path / "rows.npy"), **changes)
+    data = rows_file(tmp_path / "rows.npy")
     with pytest.raises((ConfigError, ModelError)) as error:
-        train_run(options, tmp_path / "run")
+        train_run(tiny_options(data, **changes), tmp_path / "run")
     assert words in str(error.value)
     assert not (tmp_path / "run").exists()
 
@@ -367,7 +384,7 @@ def test_what_means_nothing_is_refused_before_a_folder_is_made(
 def test_what_learns_from_a_whole_gradient_takes_no_parts(tmp_path: Path) -> None:
     options = tiny_options(images_file(tmp_path / "images.npy"), estimator="relax", accumulate=2)
     with pytest.raises(
-        ConfigError, match=r"'relax' learns from the gradient of the whole batch.*leave --accumulate out"
+        ConfigError, match=r"'relax' learns from the gradient of the whole batch.*leave accumulate out"
     ):
         train_run(options, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -396,7 +413,9 @@ def test_a_shared_network_is_saved_once(tmp_path: Path) -> None:
     sizes = []
     for shared in (True, False):
         run = tmp_path / f"run-{shared}"
-        train_run(images(tmp_path, "mixture in turn", shared=shared, width=32), run)
+        train_run(
+            images(tmp_path, "mixture in turn", shared=shared, **transformer(rotary=True, width=32)), run
+        )
         sizes.append((run / "weights.safetensors").stat().st_size)
         weights = load_tensors(run, "weights")
         for name, tensor in load(run).state_dict().items():
@@ -419,13 +438,12 @@ def test_sizes_that_no_machine_has_are_out_of_memory() -> None:
 
 
 def test_the_reach_of_an_image_network_takes_memory_too() -> None:
-    options = Options(conditioner="transformer", reach=3)
-    assert remedy_for(options).endswith("--width, --blocks or --reach")
-    assert "--reach" not in remedy_for(options.replace(reach=None))
+    assert "width, depth or reach" in remedy_for(Options(conditioner="transformer:reach=3"))
+    assert "reach" not in remedy_for(Options(conditioner="transformer"))
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [("transformer", "raise --accumulate"), ("mixture of MADEs", "lower --batch")]
+    ("kind", "words"), [("transformer", "raise accumulate"), ("mixture of MADEs", "lower batch")]
 )
 def test_out_of_memory_names_what_lowers_it(
     tmp_path: Path, kind: str, words: str, monkeypatch: pytest.MonkeyPatch

@@ -17,14 +17,14 @@ from xorflow.training.run import initialised_flow
 
 SIZES = {"bits": (2,) * 4, "three": (3,) * 3, "mixed": (2, 4, 3)}
 NETWORKS = {
-    "made": {"conditioner": "made"},
-    "chain": {"conditioner": "made", "variant": "chain"},
-    "own": {"conditioner": "made", "own": True},
-    "affine": {"conditioner": "made", "transform": "affine"},
-    "transformer": {"conditioner": "transformer", "width": 8, "blocks": 1, "heads": 2, "dropout": 0.0},
-    "recurrent": {"conditioner": "recurrent", "width": 8, "dropout": 0.0},
+    "made": {},
+    "chain": {"variant": "chain"},
+    "own": {"own": True},
+    "affine": {"transform": "affine"},
+    "transformer": {"conditioner": "transformer:width=8,depth=1,heads=2,dropout=0"},
+    "recurrent": {"conditioner": "recurrent:width=8"},
     **{
-        f"coupling {mask}": {"conditioner": "coupling", "mask": mask}
+        f"coupling {mask}": {"conditioner": f"coupling:hidden=8,mask={mask}"}
         for mask in ("halves", "alternate", "checkerboard", "random", "nested")
     },
 }
@@ -80,9 +80,9 @@ def _fitted(row: Tensor, wanted: Tensor) -> Tensor:
 
 def options_of(network: str, base: str, layers: int, posterior: str) -> Options:
     order = "natural" if network == "chain" or network.startswith("coupling") else "alternating"
-    return Options().replace(
-        base=base, layers=layers, posterior=posterior, hidden=[8], order=order, **NETWORKS[network]
-    )
+    shared = {"base": base, "layers": layers, "order": order, "conditioner": "made:hidden=8"}
+    posterior = f"{posterior}:hidden=8" if posterior in ("mlp", "made") else posterior
+    return Options().replace(**shared | {"posterior": posterior} | NETWORKS[network])
 
 
 @pytest.mark.parametrize("posterior", POSTERIORS)

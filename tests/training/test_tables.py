@@ -10,11 +10,11 @@ from xorflow.training import Job, Options, Outcome, plan, read_table, summarise
 
 TABLE = """
 epochs = 20
-hidden = [64]
+conditioner = "made:hidden=64"
 
 [[runs]]
 name = "wide"
-hidden = [2048]
+conditioner = "made:hidden=2048"
 
 [[runs]]
 name = "lr=0.01,deep"
@@ -31,8 +31,8 @@ def table(tmp_path: Path, text: str) -> Path:
 
 def test_runs_share_what_is_above_and_add_their_own(tmp_path: Path) -> None:
     assert read_table(table(tmp_path, TABLE)) == {
-        "wide": Options(epochs=20, hidden=(2048,)),
-        "lr=0.01,deep": Options(epochs=5, hidden=(64,), layers=2),
+        "wide": Options(epochs=20, conditioner="made:hidden=2048"),
+        "lr=0.01,deep": Options(epochs=5, conditioner="made:hidden=64", layers=2),
     }
 
 
@@ -50,13 +50,13 @@ def test_other_files_are_no_tables(tmp_path: Path) -> None:
         ("epoch = 2\n[[runs]]\nname = 'a'", "table.toml: there is no option 'epoch'"),
         ("[[runs]]\nepochs = 2", "entry 1 of [[runs]]: every run needs a name"),
         ("[[runs]]\nname = 'a'\n[[runs]]\nname = 'A'", "entry 2 of [[runs]]: every run needs a name of its own"),
-        ("[[runs]]\nname = 'a'\nepoch = 2", "run 'a': its options: there is no option 'epoch'; the options are"),
-        ("[[runs]]\nname = 'a'\nepochs = '2'", "run 'a': its options: epochs is a whole number; got '2'"),
+        ("[[runs]]\nname = 'a'\nepoch = 2", "run 'a': there is no option 'epoch'; did you mean 'epochs'?"),
+        ("[[runs]]\nname = 'a'\nepochs = '2'", "run 'a': epochs is a whole number; got '2'"),
         ("[[runs]]\nname = 'a'\nepochs = 0", "run 'a': epochs is at least 1; got 0"),
-        ("[[runs]]\nname = 'a'\nseeds = [1]", "run 'a': its options: there is no option 'seeds'"),
+        ("[[runs]]\nname = 'a'\nseeds = [1]", "run 'a': there is no option 'seeds'"),
         (
             "[[runs]]\nname = 'a'\nlr = 0\n[[runs]]\nname = 'b'\n[[runs]]\nname = 'c'\nlr = 0",
-            "run 'a': lr is a number greater than 0; got 0.0; there are problems in run 'c' too",
+            "run 'a': lr is greater than 0; got 0.0; there are problems in run 'c' too",
         ),
     ],
 )  # fmt: skip

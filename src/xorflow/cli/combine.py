@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xorflow.cli.reading import Device
+from xorflow.cli.arguments import Device
 from xorflow.training import read_result
 from xorflow.training.combine import combine_runs
 from xorflow.training.devices import out_of_memory_as_error

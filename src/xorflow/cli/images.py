@@ -6,7 +6,6 @@ import io
 from pathlib import Path
 
 import numpy as np
-from matplotlib.image import imsave
 
 from xorflow.training.storage import write_bytes
 
@@ -27,6 +26,8 @@ def save_image_grid(
     path: Path, x: np.ndarray, shape: tuple[int, ...], categories: int, *, scale: int = 2
 ) -> None:
     """Write states (N, D) of an image of `shape` as a PNG, category 0 black and the last one white."""
+    from matplotlib.image import imsave
+
     images = x.reshape(-1, shape[0], shape[1]) / (categories - 1)
     grid = np.kron(image_grid(images), np.ones((scale, scale)))
     buffer = io.BytesIO()

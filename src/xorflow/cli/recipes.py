@@ -44,7 +44,7 @@ def recipes(
     console.print(table)
     console.print(
         "nats: the exact NLL of test images after training on so many images. By default 10,000 validate, and 50,000 are left; "
-        "--validation 0 trains on all 60,000."
+        "validation=0 trains on all 60,000."
     )
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from xorflow import training
 from xorflow.cli.display import progress_of_runs
-from xorflow.cli.reading import write_samples
+from xorflow.cli.sample import write_samples
 from xorflow.errors import ConfigError
 from xorflow.training import Interrupted, Job, Options, Outcome
 from xorflow.training.folder import holds_several, require_free

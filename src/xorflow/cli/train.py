@@ -1,12 +1,10 @@
-"""`xorflow train`: one command-line option for every field of `Options`, and its documentation."""
+"""`xorflow train`: flags for the options that most people set, made from their declarations, and `--set` for all others."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,133 +14,82 @@ from rich.console import Console
 from xorflow import training
 from xorflow.cli import several
 from xorflow.cli.display import TrainingDisplay, show_summary
-from xorflow.cli.reading import write_samples
+from xorflow.cli.sample import write_samples
 from xorflow.errors import ConfigError
-from xorflow.training import Interrupted, Options
-from xorflow.training.options import OF_A_MODEL
+from xorflow.training import OPTIONS, Interrupted, Options
+from xorflow.training.config import OF_A_MODEL, Option, read_texts
 
 EXAMPLES = """
 [bold]Examples[/bold]
 
-xorflow train --out runs/demo
+xorflow train --conditioner made:hidden=512+512 --epochs 3 --set warmup=100
 
-xorflow train --data people.csv --hidden 256 --out runs/people
+xorflow train --seeds 0-2 --epochs 2 --out runs/spread
 
-xorflow train --layers 2 --order alternating --base fixed --out runs/deep
-
-xorflow train --recipe transformer-pair --out runs/strong
-
-xorflow train --out runs/demo --resume
-
-xorflow train --seeds 0-7 --jobs 8 --out runs/spread
-
-xorflow train --config table.toml --seeds 0,1,2 --jobs 4 --out runs/table
-
-[bold]A table of runs[/bold] is a .toml file. The options at its top are shared; each [bold][\\[runs]][/bold] has a name, \
-that of its folder, and options of its own. What is given here overrides both.
+A NAME may have settings, NAME:KEY=VALUE,KEY=VALUE. All are in docs/options.md.
 """
 
-_PANELS = {
-    "Data": "data categories validation test data_seed label",
-    "Model": "recipe layers conditioner hidden width blocks heads cell dropout rotary skip reach order mixture "
-    "shared mask direct variant own posterior transform base p0 init",
-    "Training": "estimator epochs batch_size accumulate lr schedule warmup optimiser weight_decay clip average "
-    "validate_every select precision compile",
-    "Run": "seed device checkpoint_seconds evaluation_samples tensorboard",
-}
+_FEW = 5
+"""So many names fit on a line."""
 
 
-def command() -> Callable[..., None]:
-    """The function that typer reads the options off."""
+def _make_command() -> Callable[..., None]:
+    """The function that typer reads the flags off."""
 
     def train(**given: Any) -> None:
-        """Train a latent flow; the defaults are an exact depth-1 model of bundled MNIST."""
+        """Train a latent flow, by default an exact one of bundled MNIST."""
         _train(**given)
 
-    parameters = [_parameter(field) for field in dataclasses.fields(Options)] + [
-        _keyword(
-            "config",
-            Path | None,
-            typer.Option(
-                help="Options from a .toml file, also a table of runs, or from a run's config.json.",
-                rich_help_panel="Run",
-            ),
-        ),
-        _keyword(
-            "out", Path | None, typer.Option(help="Folder of the run, new or empty.", rich_help_panel="Run")
-        ),
-        _keyword(
-            "resume",
-            bool,
-            typer.Option(
-                "--resume", help="Continue the run in --out, or all of several.", rich_help_panel="Run"
-            ),
-            False,
-        ),
-        _keyword(
-            "seeds",
-            str | None,
-            typer.Option(help="One run for each, as in 0,1,2 or 0-7.", rich_help_panel="Several runs"),
-        ),
-        _keyword(
-            "jobs",
-            int,
-            typer.Option(
-                help="How many runs at once, each a process.",
-                rich_help_panel="Several runs",
-            ),
-            1,
-        ),
+    own = {
+        "settings": (list[str] | None, typer.Option("--set", metavar="TEXT", help="another option, KEY=VALUE; again for each")),
+        "config": (Path | None, typer.Option(metavar="FILE", help="options from a .toml file, or a config.json")),
+        "out": (Path | None, typer.Option(metavar="FILE", help="of the run, new or empty")),
+        "resume": (bool, typer.Option("--resume", help="continue what is in --out")),
+        "seeds": (str | None, typer.Option(metavar="TEXT", help="a run for each, as in 0,1,2 or 0-7")),
+        "jobs": (int | None, typer.Option(metavar="INT", help="of runs at once, each a process [dim]\\[1][/dim]")),
+    }  # fmt: skip
+    flags = {name: (str | None, _flag(option)) for name, option in OPTIONS.items() if option.flag}
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False if kind is bool else None,
+            annotation=Annotated[kind, option],
+        )
+        for name, (kind, option) in (flags | own).items()
     ]
     train.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     train.__annotations__ = {p.name: p.annotation for p in parameters}
     return train
 
 
-def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
-    """An option whose default here is None: what the user gave can be told from what `Options` supplies."""
-    panel = next(name for name, members in _PANELS.items() if field.name in members.split())
-    kinds = {"bool": bool, "int": int, "float": float, "str": str, "tuple[int, ...]": str}
-    kind = kinds[str(field.type).removesuffix(" | None")]
-    flag = "--" + field.name.replace("_", "-")
-    default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
-    shown = "" if default in (None, False, "") else f" [dim]\\[default: {default}][/dim]"
-    option = typer.Option(
-        *(
-            [f"{flag}/{flag.replace('--', '--no-', 1)}"] if kind is bool else []
-        ),  # a file may have it switched on
-        help=_help_texts()[field.name] + shown,
-        rich_help_panel=panel,
-        show_default=False,
-    )
-    return _keyword(field.name, kind | None, option)
+def _flag(option: Option) -> Any:
+    """All are texts here: `read_texts` reads them, as it does what --set names."""
+    names = [*(option.registry or ())]
+    words = ", ".join(names) if 0 < len(names) <= _FEW else option.help.replace("`", "")
+    metavar = "NAME" if names else {int: "INT", int | None: "INT", float: "FLOAT"}.get(option.type, "TEXT")
+    return typer.Option(metavar=metavar, help=f"{words} [dim]\\[{option.default}][/dim]")
 
 
-def _keyword(name: str, kind: Any, option: Any, default: Any = None) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
-    )
-
-
-def _help_texts() -> dict[str, str]:
-    """The lines of `Options`' docstring, by field."""
-    fields = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(Options) or "", flags=re.MULTILINE)
-    lines = [(name, " ".join(text.split())) for name, text in fields]
-    # a text that begins with a value, such as `mnist`, keeps its small letter: that is how it is typed
-    capital = {name: text if text.startswith("`") else text[0].upper() + text[1:] for name, text in lines}
-    return {name: text.replace("`", "").replace("[", "\\[") for name, text in capital.items()}
+train = _make_command()
 
 
 def _train(
-    *, config: Path | None, out: Path | None, resume: bool, seeds: str | None, jobs: int, **flags: Any
+    *,
+    settings: Sequence[str] | None,
+    config: Path | None,
+    out: Path | None,
+    resume: bool,
+    seeds: str | None,
+    jobs: int | None,
+    **flags: str | None,
 ) -> None:
-    given = {name: value for name, value in flags.items() if value is not None}
-    if "hidden" in given:
-        given["hidden"] = _widths(given["hidden"])
+    texts = _texts(flags, settings or ())
+    given = read_texts(texts)
     table = training.read_table(config) if config else None
     options, model = training.read_config(config) if config and table is None else (None, None)
     if seeds is None and table is None:
-        if jobs != 1:
+        if jobs not in (None, 1):
             raise ConfigError(
                 f"--jobs is how many of several runs train at once, and this is one run; got {jobs}: "
                 "add --seeds, or [[runs]] to the .toml file of --config"
@@ -156,18 +103,30 @@ def _train(
     first = next(iter(entries.values()))
     model = model if first.layers is None else None
     folder = _folder(out, resume, config.stem if config and table else Path(first.data).stem)
+    own = {"--config": config, "--seeds": seeds, "--jobs": jobs, "--out": folder}
     several.train(
-        several.Plan(folder, entries, several.parse_seeds(seeds, given), model, jobs, resume),
-        again=_command(
-            flags | {"config": config, "seeds": seeds, "jobs": jobs if jobs > 1 else None, "out": folder}
+        several.Plan(
+            folder, entries, several.parse_seeds(seeds, given), model, 1 if jobs is None else jobs, resume
         ),
+        again=_command(texts, own),
     )
+
+
+def _texts(flags: Mapping[str, str | None], settings: Sequence[str]) -> dict[str, str]:
+    """What was typed, by the names of options."""
+    texts = {name: text for name, text in flags.items() if text is not None}
+    for item in settings:
+        name, separator, text = item.partition("=")
+        if not separator:
+            raise ConfigError(f"--set is KEY=VALUE, as in --set order=random; got {item!r}")
+        texts[name.strip().replace("-", "_")] = text
+    return texts
 
 
 def _train_one(
     folder: Path, resume: bool, options: Options | None, model: dict | None, given: dict[str, Any]
 ) -> None:
-    again = _command({"out": folder})
+    again = _command({}, {"--out": folder})
     try:
         with TrainingDisplay(Console(stderr=True)) as display:
             if resume:
@@ -192,21 +151,19 @@ def _train_one(
 def _combined(options: Options, given: dict[str, Any]) -> Options:
     clash = [name for name in OF_A_MODEL if name in given]
     if options.layers is None and clash:
-        flag = clash[0].replace("_", "-")
-        raise ConfigError(f"--config holds a model that was built in Python: --{flag} does not apply to it")
+        raise ConfigError(f"--config holds a model that was built in Python: {clash[0]} does not apply to it")
     return options.replace(**given)
 
 
-def _command(given: dict[str, Any]) -> str:
-    """What to type to continue with these options."""
+def _command(texts: Mapping[str, str], own: Mapping[str, Any]) -> str:
+    """What to type to continue."""
     command = ["xorflow", "train"]
-    for name, value in given.items():
-        flag = "--" + name.replace("_", "-")
-        if isinstance(value, bool):
-            command.append(flag if value else flag.replace("--", "--no-", 1))
-        elif value is not None:
-            whole = isinstance(value, float) and value.is_integer()
-            command += [flag, str(int(value) if whole else value)]
+    for name, text in texts.items():
+        command += (
+            [f"--{name.replace('_', '-')}", text] if OPTIONS[name].flag else ["--set", f"{name}={text}"]
+        )
+    for flag, value in own.items():
+        command += [] if value is None else [flag, str(value)]
     return shlex.join([*command, "--resume"])
 
 
@@ -218,10 +175,3 @@ def _folder(out: Path | None, resume: bool, stem: str) -> Path:
             "--resume continues the run in --out: name its folder, as in --out runs/demo --resume"
         )
     return next(path for n in range(1, 10_000) if not (path := Path("runs") / f"{stem}-{n}").exists())
-
-
-def _widths(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise ConfigError(f"--hidden is one or more widths, as in 1024 or 512,512; got {text!r}") from None

@@ -67,7 +67,7 @@ def array_categories(arrays: dict[str, Tensor], explicit: int | Sequence[int] | 
 def _constant(count: int, width: int, first: str, value: str | int) -> DataError:
     return DataError(
         f"a constant column carries no information, and {count} of {width} are constant: first {first}, "
-        f"always {value!r}; drop them, or state how many categories there are (categories=2 or --categories 2) if they are "
+        f"always {value!r}; drop them, or state how many categories there are (categories=2) if they are "
         "integers 0..K-1 that could vary"
     )
 

@@ -73,7 +73,7 @@ class Analytic(Estimator):
         if self.objective == "elbo" and not flow.has_posterior:
             raise ModelError(
                 "the evidence lower bound needs a posterior; build Layer(..., posterior=MLP(...)), or train with "
-                "--posterior mlp"
+                "posterior=mlp"
             )
 
     def prepare(self, flow: LatentFlow, total_steps: int | None = None) -> None:

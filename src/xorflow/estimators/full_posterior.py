@@ -137,7 +137,7 @@ class FullPosterior(Estimator):
         if not flow.has_posterior:
             raise ModelError(
                 "the evidence lower bound needs a posterior in every layer; build Layer(..., posterior=MLP(...)), "
-                "or train with --posterior mlp"
+                "or train with posterior=mlp"
             )
         if self.kl == "printed" and any(layer.conditioner.order is None for layer in flow.layers):
             raise ModelError("kl=printed needs layers with an ordering; use kl=suffix")

@@ -130,7 +130,7 @@ def _mean_of_split_batch(
     if len(x) < len(components):
         raise ModelError(
             f"split_batch needs a row for each component, and {len(x)} rows came for {len(components)} components; choose "
-            "larger batches, or pass them in fewer parts (--accumulate)"
+            "larger batches, or pass them in fewer parts (accumulate)"
         )
     means = []
     for component, rows in zip(components, torch.arange(len(x)).tensor_split(len(components)), strict=True):

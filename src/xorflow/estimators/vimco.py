@@ -73,7 +73,7 @@ class VIMCO(Estimator):
         if self.proposal == "q" and not flow.has_posterior:
             raise ModelError(
                 "proposal=q needs a posterior in every layer; build Layer(..., posterior=MLP(...)), or train with "
-                "--posterior mlp"
+                "posterior=mlp"
             )
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:

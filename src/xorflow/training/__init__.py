@@ -1,26 +1,33 @@
 """Training: options, the loop, checkpoints, and runs as folders."""
 
-from xorflow.training.build import ESTIMATORS, build_data, build_estimator, build_flow, estimator_text
+from xorflow.training import values
+from xorflow.training.build import build_data, build_estimator, build_flow
 from xorflow.training.checkpoint import Progress
 from xorflow.training.combine import combine_runs, mixture_of
+from xorflow.training.config import HARMLESS, OPTIONS, Options, from_mapping, read_config
 from xorflow.training.devices import out_of_memory_as_error, resolve_device, tf32_matmul
 from xorflow.training.folder import Run, load, open_run, read_config_file, read_result
 from xorflow.training.init import init_from_data
 from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs
 from xorflow.training.metrics import read_metrics
-from xorflow.training.options import HARMLESS, Options, from_mapping, read_config
 from xorflow.training.recipes import RECIPES
+from xorflow.training.registry import BASES, CONDITIONERS, ESTIMATORS, PARTS, POSTERIORS, TRANSFORMS, Registry
 from xorflow.training.results import independent_nll, likelihood, refitted, report
 from xorflow.training.run import create_run, finish_run, fit, resume_run, untrained
-from xorflow.training.specs import PARTS, flow_from_spec, flow_to_spec
+from xorflow.training.specs import flow_from_spec, flow_to_spec
 from xorflow.training.tables import plan, read_table, spread, summarise
 from xorflow.training.trainer import Interrupted, Observer, Trainer
 
 __all__ = [
+    "BASES",
+    "CONDITIONERS",
     "ESTIMATORS",
     "HARMLESS",
+    "OPTIONS",
     "PARTS",
+    "POSTERIORS",
     "RECIPES",
+    "TRANSFORMS",
     "Interrupted",
     "Job",
     "JobObserver",
@@ -28,6 +35,7 @@ __all__ = [
     "Options",
     "Outcome",
     "Progress",
+    "Registry",
     "Run",
     "Trainer",
     "build_data",
@@ -35,7 +43,6 @@ __all__ = [
     "build_flow",
     "combine_runs",
     "create_run",
-    "estimator_text",
     "finish_run",
     "fit",
     "flow_from_spec",
@@ -63,4 +70,5 @@ __all__ = [
     "summarise",
     "tf32_matmul",
     "untrained",
+    "values",
 ]

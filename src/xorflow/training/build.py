@@ -1,9 +1,7 @@
-"""From options to a data set, a flow and an estimator: the one table of names."""
+"""From options to a data set, a flow and an estimator."""
 
 from __future__ import annotations
 
-import inspect
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,76 +10,22 @@ import torch
 
 from xorflow import data
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners import (
-    MADE,
-    MLP,
-    CausalTransformer,
-    Conditioner,
-    Coupling,
-    Diagonal,
-    Recurrent,
-    SequenceConditioner,
-    resolve_order,
-)
+from xorflow.conditioners import Conditioner, SequenceConditioner, resolve_order
 from xorflow.conditioners.orderings import OF_IMAGES, Order
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError
-from xorflow.estimators import (
-    ARMS,
-    VIMCO,
-    Analytic,
-    Concrete,
-    DisARM,
-    DoubleCV,
-    Estimator,
-    FullPosterior,
-    LeaveOneOut,
-    LocalExpectation,
-    MaximumLikelihood,
-    ProposalPrefix,
-    Rebar,
-    ReinMax,
-    Relax,
-    SpecialCase,
-    StraightThrough,
-    StraightThroughGumbel,
-)
+from xorflow.estimators import Estimator, MaximumLikelihood
 from xorflow.flows import LatentFlow, Layer, Mixture
+from xorflow.training.config import Options
 from xorflow.training.init import category_totals
-from xorflow.training.options import Options
+from xorflow.training.registry import BASES, CONDITIONERS, ESTIMATORS, POSTERIORS, TRANSFORMS, Call
 from xorflow.training.specs import Trainable
-from xorflow.transforms import ModularAffine, ModularShift, Transform
-
-ESTIMATORS: dict[str, type[Estimator]] = {
-    "maximum-likelihood": MaximumLikelihood,
-    "straight-through": StraightThrough,
-    "special-case": SpecialCase,
-    "full-posterior": FullPosterior,
-    "proposal-prefix": ProposalPrefix,
-    "analytic": Analytic,
-    "leave-one-out": LeaveOneOut,
-    "vimco": VIMCO,
-    "disarm": DisARM,
-    "arms": ARMS,
-    "rebar": Rebar,
-    "relax": Relax,
-    "double-cv": DoubleCV,
-    "concrete": Concrete,
-    "st-gumbel": StraightThroughGumbel,
-    "reinmax": ReinMax,
-    "local-expectation": LocalExpectation,
-}
-"""The names by which options call estimators."""
-
-
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+from xorflow.transforms import Transform
 
 
 def build_data(options: Options) -> Dataset:
     """The data set that the options name."""
     if options.data == "mnist":
-        if options.categories is not None:
-            raise ConfigError("categories is of files, and MNIST's pixels have 2; leave --categories out")
         count = 10_000 if options.validation is None else options.validation
         if count != int(count):
             raise ConfigError(
@@ -90,10 +34,8 @@ def build_data(options: Options) -> Dataset:
         return data.mnist(
             validation=int(count), seed=options.data_seed, context="label" if options.label else None
         )
-    if options.label:
-        raise ConfigError("label conditions on MNIST's labels, and the data are a file; leave --label out")
     if "." not in options.data and not Path(options.data).exists():
-        raise ConfigError(f"--data is 'mnist' or a .npy, .npz or .csv file; got {options.data!r}")
+        raise ConfigError(f"data is 'mnist' or a .npy, .npz or .csv file; got {options.data!r}")
     return data.load(
         Path(options.data),
         validation=_part(0.1 if options.validation is None else options.validation),
@@ -106,9 +48,7 @@ def build_data(options: Options) -> Dataset:
 def _part(value: float) -> int | float:
     """Options keep numbers as floats: from 1 on they count rows, below they are fractions."""
     if value >= 1 and value != int(value):
-        raise ConfigError(
-            f"--validation and --test are fractions below 1 or whole numbers of rows; got {value}"
-        )
+        raise ConfigError(f"validation and test are fractions below 1 or whole numbers of rows; got {value}")
     return int(value) if value >= 1 or value == 0 else value
 
 
@@ -117,11 +57,6 @@ def build_flow(options: Options, dataset: Dataset) -> Trainable:
     assert options.layers is not None
     if options.mixture == "none":
         return _build_one(options, dataset, layer_orders(options.order, options.layers))
-    if options.layers > 1 or options.posterior != "none":
-        raise ConfigError(
-            "a mixture is trained by the exact likelihood of flows of one layer; leave --layers and --posterior out, or "
-            "--mixture"
-        )
     first, *others = mixture_orders(options.mixture, _image_shape(dataset) is not None)
     flow = _build_one(options, dataset, [first])
     estimator = build_estimator(options.estimator)
@@ -160,7 +95,7 @@ _MOST_COMPONENTS = 64
 
 
 def _build_one(options: Options, dataset: Dataset, orders: Sequence[Order]) -> LatentFlow:
-    transform = {"shift": ModularShift, "affine": ModularAffine}[options.transform](dataset.categories)
+    transform: Transform = TRANSFORMS.make(options.transform, categories=dataset.categories)
     # all generators before any posterior: whether there are posteriors does not change what the generators begin with
     nets = [_conditioner(options, dataset, index, order, transform) for index, order in enumerate(orders)]
     relative = options.posterior in ("linear", "diagonal")
@@ -172,10 +107,7 @@ def _build_one(options: Options, dataset: Dataset, orders: Sequence[Order]) -> L
 
 
 def _base(options: Options, dataset: Dataset) -> FactorisedBase:
-    p0 = options.p0 if options.p0 is not None else (0.9 if options.base == "fixed" else 0.998)
-    return FactorisedBase(
-        dataset.features, p0, categories=dataset.categories, learned=options.base == "learned"
-    )
+    return BASES.make(options.base, features=dataset.features, categories=dataset.categories)
 
 
 def _image_shape(dataset: Dataset) -> tuple[int, ...] | None:
@@ -185,23 +117,28 @@ def _image_shape(dataset: Dataset) -> tuple[int, ...] | None:
 def _conditioner(
     options: Options, dataset: Dataset, index: int, order: Order, transform: Transform
 ) -> Conditioner:
-    shared, shape = _shared(dataset, transform), _image_shape(dataset)
-    if options.conditioner == "made":
-        known = resolve_order(order, dataset.features, shape) if order in OF_IMAGES else order
-        hidden, sees = options.hidden, _sees(options, index)
-        return MADE(dataset.features, hidden, order=known, sees=sees, direct=options.direct, **shared)
-    if options.conditioner in ("transformer", "recurrent"):
-        return _sequence_conditioner(options, dataset, order, shared | {"sees": _sees(options, index)})
-    if options.variant == "chain" or options.own:
+    call, shape = CONDITIONERS.read(options.conditioner), _image_shape(dataset)
+    if call.settings.get("reach") and shape is None:
         raise ConfigError(
-            "a coupling sees the running state alone; leave --variant chain and --own to --conditioner made"
+            "reach is of networks that see the pixels around them, and the data have no two-dimensional shape; leave reach out"
         )
-    if options.mask in ("checkerboard", "nested") and shape is None:
+    given = _of_a_layer(dataset, order, transform) | {"sees": _sees(options, index)}
+    if call.name == "coupling":
+        call, given["flip"] = _masked(call, index, shape)
+    elif call.name != "made":
+        # their own `columns`, which a configuration then says
+        given |= {"order": order, "skipped": skipped_features(dataset, options.skip)}
+    return CONDITIONERS.make(call, **given, shape=shape)
+
+
+def _masked(call: Call, index: int, shape: tuple[int, ...] | None) -> tuple[Call, bool]:
+    """A coupling with the mask of a layer, and whether that is flipped."""
+    if call["mask"] in ("checkerboard", "nested") and shape is None:
         raise ConfigError(
-            f"a {options.mask} mask needs data with a two-dimensional shape; choose --mask halves or random"
+            f"a {call['mask']} mask needs data with a two-dimensional shape; choose mask=halves or mask=random"
         )
-    mask, flip = layer_mask(options.mask, index)
-    return Coupling(dataset.features, options.hidden, mask=mask, shape=shape, flip=flip, **shared)
+    mask, flip = layer_mask(call["mask"], index)
+    return call.having(mask=mask), flip
 
 
 def layer_mask(mask: str, index: int) -> tuple[str, bool]:
@@ -218,24 +155,6 @@ def layer_mask(mask: str, index: int) -> tuple[str, bool]:
     return f"random:{index // 2}" if mask == "random" else mask, index % 2 == 1
 
 
-def _sequence_conditioner(
-    options: Options, dataset: Dataset, order: Order, shared: dict[str, Any]
-) -> Conditioner:
-    shape = _image_shape(dataset)
-    if options.reach and shape is None:
-        raise ConfigError(
-            "reach is of networks that see the pixels around them, and the data have no two-dimensional shape; leave "
-            "--reach out"
-        )
-    shared = shared | {"order": order, "shape": shape, "dropout": options.dropout}
-    shared["skipped"] = skipped_features(dataset, options.skip)
-    given = {"width": options.width, "depth": options.blocks, "reach": options.reach}
-    shared |= {name: value for name, value in given.items() if value is not None}
-    if options.conditioner == "transformer":
-        return CausalTransformer(dataset.features, heads=options.heads, rotary=options.rotary, **shared)
-    return Recurrent(dataset.features, cell="lstm" if options.cell == "lstm" else "gru", **shared)
-
-
 def skipped_features(dataset: Dataset, share: float) -> list[int]:
     """The features that have another value than their usual one in at most that share of the training rows."""
     if not share:
@@ -247,13 +166,17 @@ def skipped_features(dataset: Dataset, share: float) -> list[int]:
     if len(features) == dataset.features:
         raise ConfigError(
             f"all {dataset.features} features have their usual value in all but a share of {share:g} of the rows, and at least "
-            f"one must take a step; lower --skip below {float(others.max()):.3g}"
+            f"one must take a step; lower skip below {float(others.max()):.3g}"
         )
     return features
 
 
-def _shared(dataset: Dataset, transform: Transform) -> dict[str, Any]:
+def _of_a_layer(dataset: Dataset, order: Order, transform: Transform) -> dict[str, Any]:
+    """What the networks of a layer are told, as far as they take it."""
+    shape = _image_shape(dataset)
     return {
+        "features": dataset.features,
+        "order": resolve_order(order, dataset.features, shape) if order in OF_IMAGES else order,
         "categories": dataset.categories,
         "choices": transform.choices.sizes,
         "context": dataset.context_features,
@@ -271,20 +194,14 @@ def _posterior(
     options: Options, dataset: Dataset, index: int, order: Order, transform: Transform
 ) -> Conditioner | None:
     """The posterior of a layer: it sees the data and, beyond the first layer, what came before it."""
-    if options.posterior == "none":
-        return None
     before = [] if index == 0 else ["previous" if options.variant == "chain" else "state"]
-    shared = _shared(dataset, transform)
-    if options.posterior == "diagonal":
-        return Diagonal(dataset.features, sees="state" if "state" in before else "x", **shared)
-    # Bayes' rule, where posteriors begin, is linear
-    direct = options.init != "biases"
-    if options.posterior in ("mlp", "linear"):
-        hidden = options.hidden if options.posterior == "mlp" else ()
-        return MLP(dataset.features, hidden, sees=["x", *before], direct=direct, **shared)
-    known = resolve_order(order, dataset.features, _image_shape(dataset)) if order in OF_IMAGES else order
-    sees = dict.fromkeys(["x", *before], "up to")
-    return MADE(dataset.features, options.hidden, order=known, sees=sees, direct=direct, **shared)
+    call = POSTERIORS.read(options.posterior)
+    sees: Any = ["x", *before]
+    if call.name == "diagonal":
+        sees = "state" if "state" in before else "x"
+    elif call.name == "made":
+        sees = dict.fromkeys(sees, "up to")
+    return POSTERIORS.make(call, **_of_a_layer(dataset, order, transform), sees=sees)
 
 
 def layer_orders(order: str, layers: int) -> list[str]:
@@ -308,64 +225,9 @@ def layer_orders(order: str, layers: int) -> list[str]:
 
 
 def build_estimator(text: str) -> Estimator:
-    """An estimator from its name and options.
+    """An estimator from its name and settings.
 
     >>> build_estimator("maximum-likelihood:samples=8").samples
     8
     """
-    name, _, tail = text.partition(":")
-    if name not in ESTIMATORS:
-        raise ConfigError(f"estimator is one of {', '.join(ESTIMATORS)}; got {name!r}")
-    parameters = inspect.signature(ESTIMATORS[name]).parameters
-    allowed = [key for key, parameter in parameters.items() if parameter.kind not in _VARIADIC]
-    settings: dict[str, Any] = {}
-    for item in filter(None, tail.split(",")):
-        key, separator, value = item.partition("=")
-        if not separator or key not in allowed:
-            known = f"takes {', '.join(allowed)}" if allowed else "takes no options"
-            raise ConfigError(f"estimator {name!r} {known}, written as {name}:KEY=VALUE; got {item!r}")
-        settings[key] = _literal(value)
-        expected = _mismatch(str(parameters[key].annotation), settings[key])
-        if expected:
-            raise ConfigError(f"{key} of estimator {name!r} is {expected}; got {value!r} in {text!r}")
-    try:
-        return ESTIMATORS[name](**settings)
-    except TypeError as error:
-        raise ConfigError(f"estimator {text!r}: {error}") from None
-
-
-def _mismatch(annotation: str, value: Any) -> str | None:
-    """What a setting should have been, if it is not."""
-    kinds: dict[str, tuple[type | tuple[type, ...], str]] = {
-        "int": (int, "a whole number"),
-        "float": ((int, float), "a number"),
-        "bool": (bool, "true or false"),
-    }
-    if annotation not in kinds:
-        return None if isinstance(value, str) else "a name"
-    accepted, expected = kinds[annotation]
-    wrong = not isinstance(value, accepted) or (isinstance(value, bool) and annotation != "bool")
-    return expected if wrong else None
-
-
-def estimator_text(estimator: Estimator) -> str:
-    """The other way: what `build_estimator` would take; settings at their defaults are left out."""
-    kind = type(estimator)
-    name = next((n for n, cls in ESTIMATORS.items() if cls is kind), kind.__name__)
-    parameters = inspect.signature(kind).parameters
-    chosen = {
-        key: value
-        for key, value in estimator.config().items()
-        if key not in parameters or parameters[key].default != value
-    }
-    settings = ",".join(
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in chosen.items()
-    )
-    return f"{name}:{settings}" if settings else name
-
-
-def _literal(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
+    return ESTIMATORS.make(text)

@@ -11,6 +11,7 @@ import torch
 
 from xorflow.errors import CheckpointError, ConfigError, ModelError
 from xorflow.flows import LatentFlow, Mixture
+from xorflow.training.config import OF_DATA, Options
 from xorflow.training.devices import resolve_device
 from xorflow.training.folder import (
     Run,
@@ -21,7 +22,6 @@ from xorflow.training.folder import (
     require_free,
     write_config,
 )
-from xorflow.training.options import OF_DATA, Options
 from xorflow.training.results import report
 from xorflow.training.specs import Trainable
 from xorflow.training.storage import save_tensors, write_json
@@ -127,6 +127,6 @@ def _require_same_data(runs: Sequence[Run]) -> None:
         if run.data_format != first.data_format:
             raise ConfigError(
                 f"runs on the same data are combined, and those of {run.folder} are not those of {first.folder}: the "
-                f"{difference_of_data(run.data_format, first.data_format)} is different; give the same --data, --validation, "
-                "--test, --data-seed and --label to all"
+                f"{difference_of_data(run.data_format, first.data_format)} is different; give the same data, validation, test, "
+                "data_seed and label to all"
             )

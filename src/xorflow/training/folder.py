@@ -14,8 +14,8 @@ from xorflow.data import Codec, Dataset
 from xorflow.errors import CheckpointError, ConfigError, DataError
 from xorflow.flows import LatentFlow
 from xorflow.training.build import build_data
+from xorflow.training.config import CONFIG_VERSION, Options, check_version, options_of_config
 from xorflow.training.devices import resolve_device
-from xorflow.training.options import CONFIG_VERSION, Options, check_version, options_of_config
 from xorflow.training.specs import Trainable, flow_from_spec, flow_to_spec
 from xorflow.training.storage import load_tensors, read_json, write_bytes, write_json
 

@@ -55,7 +55,7 @@ def _take_over(module: nn.Module, other: nn.Module, what: str) -> None:
     for name, option in (("rotary", "rotary"), ("skipped", "skip"), ("heads", "heads")):  # of no shape
         if _settings_of(module, name) != _settings_of(other, name):
             raise ConfigError(
-                f"{what} has another --{option} than what is initialised from it: choose the same"
+                f"{what} has another {option} than what is initialised from it: choose the same"
             )
     if isinstance(module, Layer) and isinstance(other, Layer):
         _require_same_order(module.conditioner, other.conditioner, what)
@@ -66,7 +66,7 @@ def _require_same_order(net: Conditioner, before: Conditioner, what: str) -> Non
     """Weights that were learned for features before others mean nothing in another ordering."""
     if net.order != before.order:
         raise ConfigError(
-            f"{what} has another ordering than the layer that is initialised from it: choose the same --order for the last "
+            f"{what} has another ordering than the layer that is initialised from it: choose the same order for the last "
             "layers"
         )
 

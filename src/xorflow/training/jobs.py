@@ -22,8 +22,8 @@ from typing import Any, Protocol
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError, UserError
 from xorflow.training.build import build_data
+from xorflow.training.config import HARMLESS, OF_DATA, Options, from_json, options_of_config
 from xorflow.training.folder import read_config_file, read_result, require_free
-from xorflow.training.options import HARMLESS, OF_DATA, Options, from_json, options_of_config
 from xorflow.training.run import check_run, create_run, finish_run, resume_run
 from xorflow.training.storage import TEMPORARY
 from xorflow.training.trainer import Interrupted
@@ -313,7 +313,7 @@ def _job_to_bytes(job: Job) -> bytes:
 def _job_from_bytes(line: bytes) -> Job:
     """What `_job_to_bytes` wrote."""
     spec = json.loads(line)
-    return Job(from_json(spec["options"], "a job"), Path(spec["out"]), spec["name"], spec["model"])
+    return Job(from_json(spec["options"]), Path(spec["out"]), spec["name"], spec["model"])
 
 
 # ---- folders ----

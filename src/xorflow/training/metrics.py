@@ -67,7 +67,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def require_tensorboard() -> None:
     if find_spec("tensorboard") is None:
         raise ConfigError(
-            "--tensorboard needs the package tensorboard, which is not installed: "
+            "tensorboard needs the package tensorboard, which is not installed: "
             "pip install 'xorflow[tensorboard]'"
         )
 

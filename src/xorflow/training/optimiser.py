@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from xorflow._cuda import devices, kernels
 from xorflow.conditioners import MaskedLinear
 from xorflow.conditioners.embedding import Table
+from xorflow.training.config import Options
 from xorflow.training.muon import Muon, hidden_matrices
-from xorflow.training.options import Options
 
 
 class FusedAdam(torch.optim.Optimizer):

@@ -20,13 +20,13 @@ class Recipe:
     """Options under a name.
 
     Attributes:
-        name: what `--recipe` calls it.
+        name: what the option `recipe` calls it.
         version: of its options.
         summary: one sentence.
         options: those that differ from the defaults.
         data: what it is for.
         machine: on which its time was measured, or is meant to be.
-        images: how many images it was trained on when it was measured; all 60,000 are `--validation 0`.
+        images: how many images it was trained on when it was measured; all 60,000 are `validation=0`.
         minutes: about how long it trains there, if that was measured.
         nll: the negative log-likelihood of test images that it then reached, in nats.
     """
@@ -54,20 +54,14 @@ _LONG = {
     "optimiser": "adamw",
     "clip": 1.0,
     "average": 0.999,
-    "p0": 0.99999,
+    "base": "learned:p0=0.99999",
     "validate_every": 4,
     "checkpoint_seconds": 120.0,
 }
 """What the long recipes have in common; a base that is almost certain of 0 leaves the likelihood to the network."""
 
 _TRANSFORMER = _LONG | {
-    "conditioner": "transformer",
-    "width": 256,
-    "blocks": 8,
-    "heads": 4,  # few wide heads attend quicker than many narrow ones
-    "rotary": True,
     "skip": 1e-4,  # which leaves about 635 of 784 pixels: the others' entropies add up to 0.025 nats
-    "reach": 5,
     "mixture": "natural,columns",
     "estimator": "maximum-likelihood:split_batch=true,soft_targets=true",
     "batch_size": 128,  # half of it for either ordering
@@ -77,6 +71,12 @@ _TRANSFORMER = _LONG | {
     "compile": True,
 }
 """Of transformers for a GPU."""
+
+
+def _transformer(dropout: float) -> str:
+    # few wide heads attend quicker than many narrow ones
+    return f"transformer:width=256,depth=8,heads=4,dropout={dropout},reach=5,rotary=true"
+
 
 _ALL = (
     Recipe(
@@ -94,8 +94,7 @@ _ALL = (
         "A MADE with two hidden layers of 4,096 units and direct connections.",
         _LONG
         | {
-            "hidden": [4096, 4096],
-            "direct": True,
+            "conditioner": "made:hidden=4096+4096,direct=true",
             "epochs": 60,
             "batch_size": 256,
             "lr": 1e-3,
@@ -109,7 +108,7 @@ _ALL = (
         "transformer-10min",
         5,
         "A causal transformer of 8 blocks of width 256, which knows two orderings, by rows and by columns, trained with Muon.",
-        _TRANSFORMER | {"dropout": 0.2, "epochs": 40, "lr": 2e-3, "warmup": 300},
+        _TRANSFORMER | {"conditioner": _transformer(0.2), "epochs": 40, "lr": 2e-3, "warmup": 300},
         minutes=8.0,
         nll=77.65,
     ),
@@ -117,7 +116,14 @@ _ALL = (
         "transformer-pair",
         1,
         "Two causal transformers of 8 blocks of width 256, one by rows and one by columns, trained with Muon and mixed.",
-        _TRANSFORMER | {"shared": False, "dropout": 0.15, "epochs": 30, "lr": 1.5e-3, "warmup": 500},
+        _TRANSFORMER
+        | {
+            "conditioner": _transformer(0.15),
+            "shared": False,
+            "epochs": 30,
+            "lr": 1.5e-3,
+            "warmup": 500,
+        },
         minutes=5.9,
         nll=77.59,
     ),
@@ -128,9 +134,9 @@ _ALL = (
         _TRANSFORMER
         | {
             "mixture": "natural,columns,reversed,columns-reversed",
+            "conditioner": _transformer(0.1),
             "shared": False,
             "batch_size": 256,  # a quarter of it for each
-            "dropout": 0.1,
             "weight_decay": 0.5,
             "epochs": 56,
             "lr": 1.5e-3,
@@ -146,13 +152,9 @@ _ALL = (
         "A recurrent network of width 512, which also sees the pixels within four rows and columns, trained with Muon.",
         _LONG
         | {
-            "conditioner": "recurrent",
+            "conditioner": "recurrent:width=512,depth=1,dropout=0.1,reach=4",
             "estimator": "maximum-likelihood:soft_targets=true",
-            "width": 512,
-            "blocks": 1,
             "skip": 1e-4,
-            "reach": 4,
-            "dropout": 0.1,
             "batch_size": 256,
             "epochs": 12,
             "optimiser": "muon",
@@ -170,13 +172,9 @@ _ALL = (
         "A recurrent network of width 192, which also sees the pixels within five rows and columns, trained with Muon.",
         _LONG
         | {
-            "conditioner": "recurrent",
+            "conditioner": "recurrent:width=192,depth=1,dropout=0.0,reach=5",
             "estimator": "maximum-likelihood:soft_targets=true",
-            "width": 192,
-            "blocks": 1,
             "skip": 1e-3,  # which leaves 557 of 784 pixels, and costs 0.04 nats
-            "reach": 5,
-            "dropout": 0.0,
             "epochs": 3,
             "batch_size": 32,
             "optimiser": "muon",
@@ -238,6 +236,6 @@ def check_data(label: str, data: str) -> None:
     recipe = RECIPES.get(label.partition("@")[0])
     if recipe is not None and recipe.data != data:
         raise ConfigError(
-            f"recipe {recipe.name!r} is for {recipe.data}, and the data are {data}; leave --recipe out and choose options of "
+            f"recipe {recipe.name!r} is for {recipe.data}, and the data are {data}; leave recipe out and choose options of "
             "your own"
         )

@@ -11,9 +11,9 @@ from xorflow._memory import rows_at_a_time
 from xorflow.data import Dataset, Split
 from xorflow.evaluate import LogLikelihood
 from xorflow.flows import Flow, LatentFlow, Mixture, refit_base
+from xorflow.training.config import Options
 from xorflow.training.devices import bf16_autocast
 from xorflow.training.init import category_counts, category_frequencies
-from xorflow.training.options import Options
 from xorflow.training.specs import Trainable
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ def worse_than_independent(
     if figures is None or independent is None or figures["nll"] <= independent:
         return None
     exact = figures["kind"] == "exact"
-    ways = ["train longer (--epochs)"]
-    ways += [] if options.base == "learned" else ["let the base learn (--base learned)"]
-    ways += [] if options.init == "data" else ["begin at independent columns (--init data)"]
-    ways += [] if exact else ["evaluate with more samples (--evaluation-samples), for a bound may be loose"]
+    ways = ["train longer (epochs)"]
+    ways += [] if options.base.startswith("learned") else ["let the base learn (base=learned)"]
+    ways += [] if options.init == "data" else ["begin at independent columns (init=data)"]
+    ways += [] if exact else ["evaluate with more samples (evaluation_samples), for a bound may be loose"]
     by_likelihood = options.estimator.startswith("maximum-likelihood")
-    ways += [] if by_likelihood else ["train by --estimator maximum-likelihood"]
+    ways += [] if by_likelihood else ["train by estimator=maximum-likelihood"]
     return (
         f"this model {'has' if exact else 'has at most'} {figures['nll']:.2f} nats, and independent columns have "
         f"{independent:.2f}: it has learned nothing of how columns depend on each other. Try to {', to '.join(ways)}"

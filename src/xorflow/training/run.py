@@ -17,8 +17,9 @@ from xorflow.errors import CheckpointError, ConfigError, ModelError
 from xorflow.estimators import Estimator, MaximumLikelihood
 from xorflow.flows import LatentFlow
 from xorflow.training import recipes
-from xorflow.training.build import build_data, build_estimator, build_flow, estimator_text
+from xorflow.training.build import build_data, build_estimator, build_flow
 from xorflow.training.checkpoint import drop_snapshots, has_snapshot
+from xorflow.training.config import HARMLESS, INITS, OF_A_MODEL, OF_DATA, Options, options_of_config
 from xorflow.training.devices import check_precision, out_of_memory_as_error, resolve_device
 from xorflow.training.folder import (
     BEGINNING,
@@ -34,7 +35,7 @@ from xorflow.training.folder import (
 from xorflow.training.init import init_from_data, init_from_flow
 from xorflow.training.metrics import require_tensorboard
 from xorflow.training.muon import hidden_matrices
-from xorflow.training.options import HARMLESS, INITS, OF_A_MODEL, OF_DATA, Options, options_of_config
+from xorflow.training.registry import BASES, CONDITIONERS, ESTIMATORS
 from xorflow.training.results import result_of
 from xorflow.training.specs import Trainable, flow_from_spec, flow_to_spec
 from xorflow.training.storage import TEMPORARY, save_tensors, write_json
@@ -71,7 +72,7 @@ def fit(
     clash = [name for name in options if name in OF_DATA + OF_A_MODEL]
     if clash:
         raise ConfigError(f"fit() trains the flow on the data it is given: {clash[0]} means nothing here")
-    chosen = Options(data=data.name, layers=None, init=init, estimator=estimator_text(estimator)).replace(
+    chosen = Options(data=data.name, layers=None, init=init, estimator=ESTIMATORS.text(estimator)).replace(
         **options
     )
     _check(chosen, estimator, flow, data)
@@ -197,10 +198,11 @@ def _trainer(
 
 def remedy_for(options: Options) -> str:
     """Which options lower the need of memory."""
-    if options.conditioner in ("transformer", "recurrent"):
-        wide = ", --width, --blocks or --reach" if options.reach else ", --width or --blocks"
-        return f"raise --accumulate, or lower --batch-size{wide}"
-    return "lower --batch-size or --hidden"
+    call = CONDITIONERS.read(options.conditioner)
+    if "hidden" in call.defaults:
+        return "lower batch_size, or hidden of the conditioner"
+    wide = "width, depth or reach" if call.settings.get("reach") else "width or depth"
+    return f"raise accumulate, or lower batch_size, or {wide} of the conditioner"
 
 
 # ---- what a run begins with ----
@@ -220,11 +222,11 @@ def _initialise(options: Options, flow: Trainable, dataset: Dataset) -> None:
     if options.init not in INITS:
         run = Path(options.init)
         if not run.is_dir():
-            raise ConfigError(f"--init names the folder of a finished run, and there is no folder {run}")
+            raise ConfigError(f"init names the folder of a finished run, and there is no folder {run}")
         before, what = open_run(run).latent, f"the run in {run}"
         if not isinstance(flow, LatentFlow):
-            raise ConfigError("--init RUN is for a single flow, and this is a mixture; leave it out")
-        init_from_flow(flow, before, what, keep_base=options.p0 is not None)
+            raise ConfigError("init=RUN is for a single flow, and this is a mixture; leave it out")
+        init_from_flow(flow, before, what, keep_base="p0" in BASES.read(options.base).settings)
 
 
 def _fresh_flow(options: Options, dataset: Dataset, model: dict | None) -> Trainable:
@@ -283,19 +285,19 @@ def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dat
     admitted = estimator.admit(flow)
     if options.compile and not attention_stacks(flow):
         raise ConfigError(
-            "--compile compiles the blocks of transformers, and this model has none; leave it out, or give --no-compile beside "
-            "a recipe that has it"
+            "compile is of the blocks of transformers, and this model has none; leave it out, or set compile=false beside a "
+            "recipe that has it"
         )
     if options.optimiser == "muon" and not hidden_matrices(flow):
         raise ConfigError(
-            "--optimiser muon is for matrices within transformers and recurrent networks, and this model has none; choose adamw"
+            "optimiser=muon is for matrices within transformers and recurrent networks, and this model has none; choose adamw"
         )
     if options.accumulate > 1:
         estimator.prepare(admitted)
         if any(True for _ in estimator.parameters()):
             raise ConfigError(
-                f"estimator {options.estimator!r} learns from the gradient of the whole batch, which --accumulate never has at "
-                "once; leave --accumulate out"
+                f"estimator {options.estimator!r} learns from the gradient of the whole batch, which accumulate never has at "
+                "once; leave accumulate out"
             )
     if options.tensorboard:
         require_tensorboard()

@@ -8,35 +8,14 @@ from typing import Any
 from torch import nn
 
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners import (
-    MADE,
-    MLP,
-    CausalTransformer,
-    Conditioner,
-    Coupling,
-    Diagonal,
-    Recurrent,
-    SequenceConditioner,
-)
+from xorflow.conditioners import Conditioner, SequenceConditioner
 from xorflow.errors import CheckpointError, ModelError
 from xorflow.flows import LatentFlow, Layer, Mixture
-from xorflow.transforms import ModularAffine, ModularShift, Transform, Xor
+from xorflow.training.registry import PARTS
+from xorflow.transforms import Transform
 
 Trainable = LatentFlow | Mixture
 """What a run trains."""
-
-PARTS: dict[str, type[nn.Module]] = {
-    "made": MADE,
-    "mlp": MLP,
-    "coupling": Coupling,
-    "diagonal": Diagonal,
-    "transformer": CausalTransformer,
-    "recurrent": Recurrent,
-    "shift": ModularShift,
-    "xor": Xor,
-    "affine": ModularAffine,
-}
-"""The names by which configuration files call conditioners and transforms."""
 
 REORDERED = "reordered"
 """The name of a conditioner that shares the network of an earlier one of the same model, in another ordering."""

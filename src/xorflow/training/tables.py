@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from xorflow.errors import ConfigError
+from xorflow.training.config import Options, from_mapping, read_toml
 from xorflow.training.jobs import Job, Outcome, first_problem
-from xorflow.training.options import Options, from_mapping, read_toml
 
 SUMMARY_VERSION = 1
 
@@ -41,7 +41,7 @@ def read_table(path: Path) -> dict[str, Options] | None:
             where = f"run {name!r}"
             table[name] = Options()
             options = {key: value for key, value in entry.items() if key != "name"}
-            table[name] = from_mapping(values | options, "its options")
+            table[name] = from_mapping(values | options)
         except ConfigError as error:
             problems[where] = str(error)
     if problems:

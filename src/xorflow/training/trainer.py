@@ -32,6 +32,7 @@ from xorflow.training.checkpoint import (
     restore_optimiser,
     save_snapshot,
 )
+from xorflow.training.config import Options
 from xorflow.training.devices import (
     bf16_autocast,
     dropout_generator,
@@ -42,7 +43,6 @@ from xorflow.training.devices import (
 from xorflow.training.failure import not_finite
 from xorflow.training.metrics import MetricsLog
 from xorflow.training.optimiser import make_optimiser
-from xorflow.training.options import Options
 from xorflow.training.specs import Trainable
 
 
@@ -102,7 +102,7 @@ class Trainer:
         if estimator.takes_soft_targets and not dataset.train.stochastic:
             raise ConfigError(
                 "soft_targets is for images whose grey values are binarised afresh, as MNIST's are, and these data are fixed; "
-                "leave soft_targets out of --estimator"
+                "leave soft_targets out of the estimator"
             )
         self.estimator, self.options, self.run_folder, self.observer = estimator, options, run, observer
         self.device = resolve_device(options.device)

@@ -1,0 +1,75 @@
+"""The tables of docs/options.md, from the declarations of options and the constructors that their values call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from research.tables import markdown_table
+from xorflow.training import (
+    BASES,
+    CONDITIONERS,
+    ESTIMATORS,
+    OPTIONS,
+    POSTERIORS,
+    TRANSFORMS,
+    Registry,
+    values,
+)
+
+_NOT_SAID = ("finite", f"below {2**31:,}")
+"""Limits that only slips of the finger pass."""
+
+
+def group_block(folder: Path, group: str) -> str:
+    """The options of a group."""
+    del folder
+    rows = []
+    for name, option in OPTIONS.items():
+        if option.group == group:
+            limits = [
+                words for words in option.range.broken(math.nan).split(" and ") if words not in _NOT_SAID
+            ]
+            kind = "a name, see below" if option.registry else values.expected(option.type)
+            meaning = "; only if ".join([option.help, *map(str, option.needs)])
+            rows.append(
+                [f"`{name}`", ", ".join([kind, *limits]), f"`{values.write(option.default)}`", meaning]
+            )
+    return markdown_table("option | values | default | meaning", rows)
+
+
+def names_block(folder: Path, registry: Registry) -> str:
+    """What a text may name, with the settings of each constructor."""
+    del folder
+    rows = []
+    for name in registry:
+        meanings = _meanings(registry.makers[name])
+        settings = registry.settings(name)
+        rows += [] if settings else [[f"`{name}`", "", "", "", ""]]
+        for number, (key, setting) in enumerate(settings.items()):
+            kind, default = values.expected(setting.annotation), f"`{values.write(setting.default)}`"
+            rows.append(["" if number else f"`{name}`", f"`{key}`", kind, default, meanings.get(key, "")])
+    return markdown_table(f"{registry.what} | setting | values | default | meaning", rows)
+
+
+def _meanings(maker: Callable[..., object]) -> dict[str, str]:
+    """What a docstring says of the arguments."""
+    text = inspect.getdoc(getattr(maker, "func", maker)) or ""
+    found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, flags=re.MULTILINE)
+    words = {name: re.sub(r":math:`\\(.+?)`", r"`\1`", " ".join(meaning.split())) for name, meaning in found}
+    return {name: meaning.rstrip(".").replace("|", "\\|") for name, meaning in words.items()}
+
+
+_GROUPS = ("Data", "Model", "Training", "Run")
+BLOCKS = {
+    **{group.lower(): functools.partial(group_block, group=group) for group in _GROUPS},
+    **{
+        f"{registry.what}s": functools.partial(names_block, registry=registry)
+        for registry in (CONDITIONERS, POSTERIORS, TRANSFORMS, BASES, ESTIMATORS)
+    },
+}
+"""By name."""

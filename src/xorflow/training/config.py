@@ -1,0 +1,411 @@
+"""All options of a run, each declared once: for the command line, files, `config.json`, Python and the documents."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from xorflow.errors import ConfigError
+from xorflow.training import recipes, values
+from xorflow.training.registry import BASES, CONDITIONERS, ESTIMATORS, POSTERIORS, TRANSFORMS, Registry
+from xorflow.training.storage import read_json
+
+CONFIG_VERSION = 4
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Without what an option has no effect: another one has one of these names, or, if `but`, none of them."""
+
+    option: str
+    names: tuple[str, ...]
+    but: bool = False
+    because: str = ""
+
+    def __str__(self) -> str:
+        reason = f" ({self.because})" if self.because else ""
+        return f"{self.option} is {'not ' if self.but else ''}{' or '.join(self.names)}{reason}"
+
+    def holds(self, options: Options) -> bool:
+        return (str(getattr(options, self.option)).partition(":")[0] in self.names) is not self.but
+
+
+@dataclass(frozen=True)
+class Range:
+    """Of a number: the smallest value, what all are greater than, and what all are smaller than."""
+
+    least: float = -math.inf
+    above: float = -math.inf
+    below: float = math.inf
+
+    def broken(self, value: float) -> str:
+        """The limits that a value does not keep, in words; empty if it keeps all."""
+        kept = {
+            f"at least {self.least:g}": value >= self.least,
+            f"greater than {self.above:g}": value > self.above,
+            f"below {self.below:,}": value < self.below,
+        }
+        broken = [words for words, holds in kept.items() if not holds]
+        finite = [words for words in broken if "inf" not in words]
+        return " and ".join(finite) or ("finite" if broken else "")
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of one option.
+
+    Attributes:
+        group: its section in the documents.
+        default: its value unless another is given.
+        help: what it does, with values as code.
+        range: of a number.
+        registry: whose names it takes, with their settings.
+        needs: without which it has no effect.
+        flag: whether it is a flag of the command line; `--set` takes all.
+        harmless: whether it may change when a run is resumed: it does not touch what is learned on one device.
+        name: that of the field.
+        type: that of the field.
+    """
+
+    group: str
+    default: Any
+    help: str
+    range: Range = Range()
+    registry: Registry | None = None
+    needs: tuple[Needs, ...] = ()
+    flag: bool = False
+    harmless: bool = False
+    name: str = ""
+    type: Any = None
+
+    def read(self, text: str) -> Any:
+        """The value that a text stands for."""
+        try:
+            return values.read(text, self.type)
+        except ValueError:
+            raise self._wrong_type(text) from None
+
+    def accept(self, value: Any) -> Any:
+        """The value as it is kept, if the option may have it."""
+        try:
+            value = values.accept(value, self.type)
+        except ValueError:
+            raise self._wrong_type(value) from None
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and (broken := self.range.broken(value)):
+            raise ConfigError(f"{self.name} is {broken}; got {value}")
+        return value
+
+    def _wrong_type(self, value: Any) -> ConfigError:
+        return ConfigError(f"{self.name} is {values.expected(self.type)}; got {value!r}")
+
+    def require_effect(self, options: Options) -> None:
+        """Refuse a value that changes nothing, beside those of other options."""
+        value = getattr(options, self.name)
+        for need in self.needs:
+            if value != self.default and not need.holds(options):
+                other = f"another {need.option}" if need.but else f"{need.option}={need.names[0]}"
+                raise ConfigError(
+                    f"{self.name} has an effect only if {need}; got {self.name}={values.write(value)} with "
+                    f"{need.option}={getattr(options, need.option)}: leave {self.name} at {values.write(self.default)}, or "
+                    f"choose {other}"
+                )
+
+
+def _declared(group: str, default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"option": Option(group, default, help, **more)})
+
+
+_data, _model, _training, _run = (
+    functools.partial(_declared, group) for group in ("Data", "Model", "Training", "Run")
+)
+_COUNT, _SOME = Range(0, below=2**31), Range(1, below=2**31)  # more of anything is a slip of the finger
+_SEED = Range(0, below=2**40)  # room for the number of an epoch beside it
+_POSITIVE, _SHARE = Range(above=0), Range(0, below=1)
+_AMOUNT = Range(0)
+
+_IN_FILES = Needs("data", ("mnist",), but=True)
+_IN_SEQUENCES = Needs("conditioner", ("transformer", "recurrent"))
+_NOT_IN_COUPLINGS = Needs(
+    "conditioner", ("coupling",), but=True, because="a coupling sees the running state alone"
+)
+_IN_MIXTURES = Needs("mixture", ("none",), but=True)
+
+
+def _outside_mixtures(because: str) -> tuple[Needs, ...]:
+    return (Needs("mixture", ("none",), because=because),)
+
+
+_ONE_LAYER = "a mixture is of flows of one layer, trained by their exact likelihood"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that a run depends on; `config.json` holds all of it. docs/options.md lists them, from these declarations."""
+
+    data: str = _data("mnist", "`mnist`, or a .npy, .npz or .csv file", flag=True)
+    categories: int | None = _data(
+        None,
+        "how many values every column of a file has, the integers from 0; by default those that occur. For images some of "
+        "whose pixels never vary",
+        range=Range(2, below=2**31),
+        needs=(_IN_FILES,),
+    )
+    validation: float | None = _data(
+        None,
+        "rows, or a fraction below 1, that validate; by default 10,000 of MNIST, a tenth of a file",
+        range=_AMOUNT,
+    )
+    test: float = _data(
+        0.1, "rows, or a fraction below 1, of a file that test", range=_AMOUNT, needs=(_IN_FILES,)
+    )
+    data_seed: int = _data(
+        0, "names the binarisation of the evaluation sets, or the split of a file", range=_SEED
+    )
+    label: bool = _data(False, "condition on MNIST's labels", needs=(Needs("data", ("mnist",)),))
+    recipe: str = _model(
+        recipes.NONE,
+        "named options, see `xorflow recipes`",
+        flag=True,
+    )
+    layers: int | None = _model(1, "the depth", range=_SOME, needs=_outside_mixtures(_ONE_LAYER), flag=True)
+    conditioner: str = _model("made", "the network of each layer", registry=CONDITIONERS, flag=True)
+    skip: float = _model(
+        0.0,
+        "no step is taken for features that have another value than their usual one in at most this share of rows; 0: all "
+        "take one",
+        range=_SHARE,
+        needs=(_IN_SEQUENCES,),
+    )
+    order: str = _model(
+        "natural",
+        "`natural`, `reversed`, `alternating`, `random`, `random:SEED`, of images also `columns`, `columns-reversed`, "
+        "`outward` and `inward`; or one a layer, with commas",
+        needs=_outside_mixtures("which names its own"),
+    )
+    mixture: str = _model(
+        "none", "the orderings, with commas, of several flows that are mixed; or how many of the usual ones"
+    )
+    shared: bool = _model(
+        True, "the flows of a mixture share one network", needs=(_IN_MIXTURES, _IN_SEQUENCES)
+    )
+    variant: Literal["state", "chain"] = _model(
+        "state",
+        "layers see the running `state`, or each the choices of the layer before, a `chain`, in one ordering",
+        needs=(_NOT_IN_COUPLINGS,),
+    )
+    own: bool = _model(
+        False, "each layer also sees its own choices that came before", needs=(_NOT_IN_COUPLINGS,)
+    )
+    posterior: str = _model(
+        "none",
+        "the network from which layers are drawn in training: `mlp` sees all data, `made` those up to each feature; "
+        "`linear`, in all data, and `diagonal`, in each feature's own value, correct the generator",
+        registry=POSTERIORS,
+        needs=_outside_mixtures(_ONE_LAYER),
+    )
+    transform: str = _model("shift", "what is chosen, modulo K", registry=TRANSFORMS)
+    base: str = _model("learned", "the distribution of y", registry=BASES, flag=True)
+    init: str = _training(
+        "data",
+        "`data` begins at independent features, posteriors at Bayes' rule; `biases` with the generators' output biases alone "
+        "at the data's frequencies, `random` as the networks come; or the folder of a finished run, whose layers become the "
+        "last ones, the others near the identity, and whose base is taken over unless that of this run names p0",
+    )
+    estimator: str = _training(
+        "maximum-likelihood",
+        "how the gradient is estimated",
+        registry=ESTIMATORS,
+        flag=True,
+    )
+    epochs: int = _training(30, "passes over the training data", range=_SOME, flag=True)
+    batch_size: int = _training(128, "rows a step", range=_SOME, flag=True)
+    accumulate: int = _training(
+        1,
+        "how many parts the rows of a step pass in, one after the other, to save memory",
+        range=_SOME,
+    )
+    lr: float = _training(1e-3, "the highest learning rate", range=_POSITIVE, flag=True)
+    schedule: Literal["cosine", "constant"] = _training(
+        "cosine", "of the learning rate after the warm-up; a cosine falls to zero"
+    )
+    warmup: int = _training(0, "steps over which the learning rate rises", range=_COUNT)
+    optimiser: Literal["adam", "adamw", "muon", "sgd"] = _training(
+        "adam", "`muon` is AdamW but for matrices within transformers and recurrent networks"
+    )
+    weight_decay: float = _training(0.0, "of matrices, not of biases, embeddings or the base", range=_AMOUNT)
+    clip: float = _training(0.0, "the largest norm of the gradient; 0: unlimited", range=_AMOUNT)
+    average: float = _training(
+        0.0,
+        "decay of the exponential average of the weights, which is then what is evaluated; 0: none",
+        range=_SHARE,
+    )
+    precision: Literal["auto", "32-true", "tf32", "bf16-mixed", "16-mixed", "64-true"] = _training(
+        "auto", "of training; `auto` is `tf32`, of matrix products, on CUDA, and otherwise `32-true`"
+    )
+    compile: bool = _training(
+        False,
+        "compile a transformer's blocks on CUDA: a minute at the start, and quicker steps; elsewhere nothing",
+    )
+    validate_every: int = _training(1, "epochs between validations", range=_SOME)
+    select: Literal["likelihood", "greedy"] = _training(
+        "likelihood",
+        "the weights kept are best on validation data by this likelihood; `greedy` is that of the flow",
+    )
+    seed: int = _run(0, "of weights, order of rows, and noise", range=_SEED, flag=True)
+    device: str = _run("auto", "`auto`, `cpu`, `cuda`, `cuda:N` or `mps`", flag=True, harmless=True)
+    checkpoint_seconds: float = _run(
+        30.0, "how often, at least, progress is saved", range=_AMOUNT, harmless=True
+    )
+    evaluation_samples: int = _run(
+        64,
+        "samples of the importance-weighted bound, where there is no exact likelihood",
+        range=_SOME,
+        harmless=True,
+    )
+    tensorboard: bool = _run(False, "also write TensorBoard event files", harmless=True)
+
+    def __post_init__(self) -> None:
+        for name, option in OPTIONS.items():
+            object.__setattr__(self, name, option.accept(getattr(self, name)))
+        if (
+            self.layers is not None
+        ):  # a model, and an estimator, that were made in Python may be of other classes
+            for name, option in OPTIONS.items():
+                if option.registry is not None:
+                    option.registry.read(getattr(self, name))
+        recipes.check_data(self.recipe, self.data)
+        for option in OPTIONS.values():
+            option.require_effect(self)
+        if self.init not in INITS and "/" not in self.init and "\\" not in self.init:
+            raise ConfigError(
+                f"init is one of {', '.join(INITS)}, or the folder of a run, written with a slash, as in ./runs/demo; "
+                f"got {self.init!r}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """As `config.json` holds them."""
+        return dataclasses.asdict(self)
+
+    def without_model(self) -> Options:
+        """Of a run whose model is built in Python: those that describe a model have their defaults, and `layers` is None."""
+        return self.replace(**{name: OPTIONS[name].default for name in OF_A_MODEL} | {"layers": None})
+
+    def replace(self, **changes: Any) -> Options:
+        """A copy with some options changed, checked."""
+        if changes.get("recipe") != self.recipe:
+            changes = recipes.expanded(changes)
+            recipes.check_alone(self.recipe, changes.get("recipe", recipes.NONE))
+        return from_json(self.to_json() | changes)
+
+
+OPTIONS: dict[str, Option] = {
+    one.name: dataclasses.replace(
+        one.metadata["option"], name=one.name, type=get_type_hints(Options)[one.name]
+    )
+    for one in dataclasses.fields(Options)
+}
+"""By name."""
+
+OF_DATA = tuple(name for name, option in OPTIONS.items() if option.group == "Data")
+OF_A_MODEL = tuple(name for name, option in OPTIONS.items() if option.group == "Model")
+"""Options that describe a model, and mean nothing beside one that was built in Python."""
+HARMLESS = tuple(name for name, option in OPTIONS.items() if option.harmless)
+"""Options that may change when a run is resumed."""
+
+INITS = ("data", "biases", "random")
+"""How weights may be initialised; anything else is the folder of a run whose weights are taken over."""
+
+
+def find_option(name: str) -> Option:
+    """An option by its name."""
+    if name not in OPTIONS:
+        raise ConfigError(f"there is no option {name!r}; {hint(name)}")
+    return OPTIONS[name]
+
+
+def hint(name: str) -> str:
+    """How an option, or a setting of a constructor, of about that name is given."""
+    settings = {
+        setting: f"{option.name}={maker}:{setting}=VALUE"
+        for option in reversed(OPTIONS.values())
+        if option.registry is not None
+        for maker in reversed([*option.registry])
+        for setting in option.registry.settings(maker)
+    }
+    meant = values.nearest(name, [*OPTIONS, *settings])
+    if meant == name and meant in OPTIONS:
+        return f"give it as --set {name}=VALUE"
+    if meant in settings:
+        return f"{meant} is a setting, as in {settings[meant]}"
+    return f"did you mean {meant!r}?" if meant else f"the options are {', '.join(OPTIONS)}"
+
+
+def read_texts(texts: Mapping[str, str]) -> dict[str, Any]:
+    """The values that texts stand for, by the names of options."""
+    return {name: find_option(name).read(text) for name, text in texts.items()}
+
+
+def from_mapping(given: Mapping[str, Any], origin: str = "") -> Options:
+    """Options from names and values, each checked; `origin` says in an error where they came from.
+
+    The options of a recipe that they name come first.
+    """
+    return from_json(recipes.expanded(given), origin)
+
+
+def from_json(given: Mapping[str, Any], origin: str = "") -> Options:
+    """Options as `Options.to_json` gave them, among them those of a recipe, of whatever version."""
+    try:
+        return Options(**{find_option(name).name: value for name, value in given.items()})
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}" if origin else str(error)) from None
+
+
+def read_config(path: Path) -> tuple[Options, dict[str, Any] | None]:
+    """Options from a .toml file or a run's `config.json`, and the explicit model that the latter may hold."""
+    if path.suffix == ".toml":
+        return from_mapping(read_toml(path), str(path)), None
+    content = read_json(path, "the configuration")
+    return options_of_config(content, path), content.get("model")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a .toml file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"--config names a file that is not there: {path}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"--config {path} is no readable TOML: {error}") from None
+
+
+def options_of_config(content: Mapping[str, Any], path: Path) -> Options:
+    """The options in the content of a `config.json`, whose version must be one that we know."""
+    check_version(content, path)
+    options = {
+        name: value for name, value in content.items() if name not in ("version", "model", "data_format")
+    }
+    return from_json(options, str(path))
+
+
+def check_version(content: Mapping[str, Any], path: Path) -> None:
+    """Refuse the content of a `config.json` that this version cannot read."""
+    version = content.get("version")
+    if version != CONFIG_VERSION:
+        raise ConfigError(
+            f"{path} has version {version!r}, this xorflow reads version {CONFIG_VERSION}; {_origin(version)}"
+        )
+
+
+def _origin(version: object) -> str:
+    if isinstance(version, int) and 1 <= version < CONFIG_VERSION:
+        return "an earlier xorflow wrote it, whose options were others: train again, or open it with that version"
+    is_newer = isinstance(version, int) and version > CONFIG_VERSION
+    return "a newer xorflow wrote it: install that" if is_newer else "xorflow did not write it"

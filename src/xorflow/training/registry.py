@@ -1,0 +1,199 @@
+"""What a text can name: conditioners, posteriors, transforms, bases and estimators, with the settings of their constructors."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from xorflow import estimators
+from xorflow.bases import FactorisedBase
+from xorflow.conditioners import MADE, MLP, CausalTransformer, Coupling, Diagonal, Recurrent
+from xorflow.errors import ConfigError
+from xorflow.training import values
+from xorflow.transforms import ModularAffine, ModularShift, Xor
+
+_MOST = 2**31
+"""Of whatever is counted: more is a slip of the finger."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a text such as `made:hidden=512+512,direct=true` says.
+
+    Attributes:
+        name: of the constructor.
+        settings: arguments that were given.
+        defaults: those that may be.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    def __getitem__(self, setting: str) -> Any:
+        return self.settings.get(setting, self.defaults[setting])
+
+    def having(self, **settings: Any) -> Call:
+        """The same with other settings, as far as the constructor has them."""
+        known = {key: value for key, value in settings.items() if key in self.defaults}
+        return replace(self, settings={**self.settings, **known})
+
+    def __str__(self) -> str:
+        settings = ",".join(f"{key}={values.write(value)}" for key, value in self.settings.items())
+        return f"{self.name}:{settings}" if settings else self.name
+
+
+def _hint(name: str, among: Iterable[str]) -> str:
+    meant = values.nearest(name, among)
+    return f"; did you mean {meant!r}?" if meant and meant != name else ""
+
+
+class Registry:
+    """Constructors by name, and the text that calls one: `NAME`, or `NAME:SETTING=VALUE,SETTING=VALUE`.
+
+    Settings, their types and their defaults are those of the constructor's arguments.
+
+    Args:
+        what: what is constructed.
+        makers: the constructors.
+        given: arguments that never come from a text.
+
+    >>> ESTIMATORS.make("maximum-likelihood:samples=8").samples
+    8
+    >>> str(CONDITIONERS.read("made:hidden=64").having(hidden=[16, 16]))
+    'made:hidden=16+16'
+    """
+
+    def __init__(
+        self, what: str, makers: Mapping[str, Callable[..., Any]], given: Sequence[str] = ()
+    ) -> None:
+        self.what = what
+        self.makers = makers
+        self._given = frozenset(given)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.makers)
+
+    def settings(self, name: str) -> dict[str, inspect.Parameter]:
+        """The arguments of a constructor that a text may give."""
+        parameters = inspect.signature(self.makers[name], eval_str=True).parameters
+        return {key: parameter for key, parameter in parameters.items() if key not in self._given}
+
+    def read(self, text: str) -> Call:
+        """What a text says, checked: the name, the names of the settings, and the types of their values."""
+        name, _, tail = text.partition(":")
+        if name not in self.makers:
+            raise ConfigError(f"{self.what} is one of {', '.join(self)}; got {name!r}{_hint(name, self)}")
+        allowed, given = self.settings(name), {}
+        for item in filter(None, tail.split(",")):
+            key, separator, value = (part.strip() for part in item.partition("="))
+            if not separator or key not in allowed:
+                takes = f"takes {', '.join(allowed)}" if allowed else "takes no settings"
+                raise ConfigError(
+                    f"{self.what} {name!r} {takes}, written as {name}:KEY=VALUE; got {item!r}{_hint(key, allowed)}"
+                )
+            given[key] = self._value(key, value, allowed[key].annotation, text)
+        return Call(name, given, {key: parameter.default for key, parameter in allowed.items()})
+
+    def _value(self, key: str, text: str, annotation: Any, whole: str) -> Any:
+        try:
+            value = values.read(text, annotation)
+        except ValueError:
+            rule = values.expected(annotation)
+            raise ConfigError(f"{key} of {self.what} {whole!r} is {rule}; got {text!r}") from None
+        if any(
+            type(one) is int and abs(one) >= _MOST for one in (value if isinstance(value, tuple) else [value])
+        ):
+            raise ConfigError(f"{key} of {self.what} {whole!r} is below 2^31; got {text}")
+        return value
+
+    def make(self, what: str | Call, **given: Any) -> Any:
+        """What a text calls; the constructor takes what it needs of the other arguments."""
+        call = self.read(what) if isinstance(what, str) else what
+        maker = self.makers[call.name]
+        takes = inspect.signature(maker).parameters
+        return maker(**{key: value for key, value in given.items() if key in takes}, **call.settings)
+
+    def text(self, part: Any) -> str:
+        """The other way, of what has a `config`; settings at their defaults are left out."""
+        name = next((name for name, maker in self.makers.items() if maker is type(part)), type(part).__name__)
+        parameters = inspect.signature(type(part)).parameters
+        chosen = {
+            key: value
+            for key, value in part.config().items()
+            if key not in parameters or parameters[key].default != value
+        }
+        return str(Call(name, chosen, {}))
+
+
+def _no_posterior() -> None:
+    """A layer without one: only its generator is trained."""
+
+
+def _linear(
+    features: int, *, categories: Sequence[int], choices: Sequence[int], sees: Sequence[str], context: int
+) -> MLP:
+    """A linear map of all that it sees, which corrects the generator's logits."""
+    return MLP(features, (), categories=categories, choices=choices, sees=sees, context=context)
+
+
+_OF_A_LAYER = ("features", "order", "shape", "flip", "categories", "choices", "sees", "context", "skipped")
+"""What data, orderings and other layers say of a network."""
+
+_NETWORKS = {"made": MADE, "coupling": Coupling, "transformer": CausalTransformer, "recurrent": Recurrent}
+CONDITIONERS = Registry("conditioner", _NETWORKS, _OF_A_LAYER)
+POSTERIORS = Registry(
+    "posterior",
+    {
+        "none": _no_posterior,
+        # Bayes' rule, where posteriors begin, is linear
+        "mlp": functools.partial(MLP, direct=True),
+        "made": functools.partial(MADE, direct=True),
+        "linear": _linear,
+        "diagonal": Diagonal,
+    },
+    _OF_A_LAYER,
+)
+_TRANSFORMS = {"shift": ModularShift, "affine": ModularAffine}
+TRANSFORMS = Registry("transform", _TRANSFORMS, ("categories",))
+BASES = Registry(
+    "base",
+    {"learned": functools.partial(FactorisedBase, p0=0.998, learned=True), "fixed": FactorisedBase},
+    ("features", "categories", "learned", "probabilities"),
+)
+ESTIMATORS = Registry(
+    "estimator",
+    {
+        "maximum-likelihood": estimators.MaximumLikelihood,
+        "straight-through": estimators.StraightThrough,
+        "special-case": estimators.SpecialCase,
+        "full-posterior": estimators.FullPosterior,
+        "proposal-prefix": estimators.ProposalPrefix,
+        "analytic": estimators.Analytic,
+        "leave-one-out": estimators.LeaveOneOut,
+        "vimco": estimators.VIMCO,
+        "disarm": estimators.DisARM,
+        "arms": estimators.ARMS,
+        "rebar": estimators.Rebar,
+        "relax": estimators.Relax,
+        "double-cv": estimators.DoubleCV,
+        "concrete": estimators.Concrete,
+        "st-gumbel": estimators.StraightThroughGumbel,
+        "reinmax": estimators.ReinMax,
+        "local-expectation": estimators.LocalExpectation,
+    },
+)
+
+PARTS: dict[str, type[nn.Module]] = {
+    **_NETWORKS,
+    **_TRANSFORMS,
+    "mlp": MLP,
+    "diagonal": Diagonal,
+    "xor": Xor,
+}
+"""The names by which the `model` of a `config.json` calls conditioners and transforms."""
