@@ -33,7 +33,7 @@ def not_finite(trainer: Trainer, what: str, step: int) -> TrainingError:
     kept = f"; the last good checkpoint is kept in {folder}" if saved else ""
     return TrainingError(
         f"{what} is not finite at step {step} (epoch {epoch}){where}{kept}: "
-        "train again into another folder with a smaller --lr, or with --clip 1"
+        "train again into another folder with a smaller lr, or with clip=1"
     )
 
 
