@@ -56,6 +56,19 @@ def names_block(folder: Path, registry: Registry) -> str:
     return markdown_table(f"{registry.what} | setting | values | default | meaning", rows)
 
 
+def estimators_block(folder: Path) -> str:
+    """The settings of each estimator with their defaults; what they mean stands in its docstring."""
+    del folder
+    rows = [
+        [
+            f"`{name}`",
+            ", ".join(f"`{key}={values.write(s.default)}`" for key, s in ESTIMATORS.settings(name).items()),
+        ]
+        for name in ESTIMATORS
+    ]
+    return markdown_table("estimator | settings", rows)
+
+
 def _meanings(maker: Callable[..., object]) -> dict[str, str]:
     """What a docstring says of the arguments."""
     text = inspect.getdoc(getattr(maker, "func", maker)) or ""
@@ -69,7 +82,8 @@ BLOCKS = {
     **{group.lower(): functools.partial(group_block, group=group) for group in _GROUPS},
     **{
         f"{registry.what}s": functools.partial(names_block, registry=registry)
-        for registry in (CONDITIONERS, POSTERIORS, TRANSFORMS, BASES, ESTIMATORS)
+        for registry in (CONDITIONERS, POSTERIORS, TRANSFORMS, BASES)
     },
+    "estimators": estimators_block,
 }
 """By name."""
