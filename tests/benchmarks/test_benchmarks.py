@@ -27,7 +27,18 @@ REQUIRED = ["id", "value", "unit", "reference", "ratio", "target", "met"]
 def bench() -> Iterator[SimpleNamespace]:
     """The modules of benchmarks/, which is a folder of scripts and no package."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    names = ("timing", "references", "models", "measures", "limits", "figures", "scaling", "report", "run")
+    names = (
+        "categories",
+        "timing",
+        "references",
+        "models",
+        "measures",
+        "limits",
+        "figures",
+        "scaling",
+        "report",
+        "run",
+    )
     before = set(sys.modules)
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     sys.path.remove(str(ROOT / "benchmarks"))
@@ -334,3 +345,9 @@ def test_the_performance_page_is_up_to_date(bench: SimpleNamespace) -> None:
     for name in results:
         for kind in ("figures", "scaling"):
             assert (ROOT / "docs" / "images" / f"performance_{kind}_{name}.png").is_file()
+
+
+def test_growth_with_categories_is_measured(bench: SimpleNamespace) -> None:
+    figures = bench.categories.measure(3, 4, 8)
+    assert figures["weights"] == 3 * 4 * 64 * 2 + 64 + 3 * 4 + 4
+    assert min(figures.values()) >= 0
