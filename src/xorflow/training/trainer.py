@@ -131,7 +131,7 @@ class Trainer:
         if options.compile and devices.compiles(device):
             for stack in attention_stacks(flow):
                 stack.compile_blocks()
-        if device.type == "cuda":
+        if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # on which kernels of our own are launched
         self.module: nn.Module = nn.ModuleDict({"flow": flow, "estimator": self.estimator}).to(device)
         if options.precision == "64-true":
