@@ -12,7 +12,6 @@ from typing import Any
 
 from research import option_tables
 from research.depth.table import part_table
-from research.estimators import table as estimators
 from research.estimators.training_table import objective_table
 from research.paper import table as paper
 from research.paper.published import PAPER_TABLE
@@ -81,7 +80,6 @@ DOCUMENTS: dict[str, dict[str, Block]] = {
     "docs/results.md": {
         "table": _of("paper/table.json", paper.main_table),
         "meaning": _of("demo/result.json", paper.meaning_table),
-        "spread": _of("paper/table.json", paper.spread_table),
         "posterior": _of("paper/table.json", paper.posterior_table),
     },
     "docs/conditioners.md": {"strong": _of("strong/table.json", strong_tables)},
@@ -91,9 +89,7 @@ DOCUMENTS: dict[str, dict[str, Block]] = {
     },
     "docs/options.md": option_tables.BLOCKS,
     "docs/which_estimator.md": {
-        "best": _of("estimators/table.json", estimators.best_table),
         "objectives": _of("estimators/table.json", objective_table),
-        "training": _of("estimators/table.json", estimators.training_table),
     },
 }
 """By file, below the root of the project: its blocks."""

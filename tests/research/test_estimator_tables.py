@@ -242,6 +242,7 @@ def test_the_markdown_has_every_gradient_and_what_was_refused(results: Path) -> 
         "## depth 2",
         "### Middle: generator of layer 1",
         "### Middle: generator of layer 2",
+        "## At equal time",
         "## Training",
         "## Not defined",
     ]
