@@ -36,13 +36,13 @@ MEANING = (
 )
 
 SEVERAL_MEANING = (
-    "The paper's best control variate beside the best estimator of several samples or arms, on images. At equal time: the ratio "
-    "of variance times time; below 1, several samples win. †: the standard error is more than 0.3 of the variance, and the winner "
-    "is not certain. Generators are under the special-case bound, posteriors under the ELBO."
+    "The paper's best control variate beside the best estimator of several samples or arms, on images. At equal time: the "
+    "ratio of variance times time; below 1, several samples win. †: the standard error is more than 0.3 of the variance, and "
+    "the winner is not certain. Generators are under the special-case bound, posteriors under the ELBO."
 )
 TRAINING_MEANING = (
-    "NLL is the latent likelihood, greedy NLL the deterministic one, exact at any depth. `ms` is the time of one gradient, measured "
-    "alone; several runs may have shared the device during `seconds`."
+    "NLL is the latent likelihood, greedy NLL the deterministic one, exact at any depth. `ms` is the time of one gradient, "
+    "measured alone; several runs may have shared the device during `seconds`."
 )
 
 
