@@ -20,8 +20,9 @@ import xorflow as xf
 from research.__main__ import main as research
 from tiny_runs import people_file
 from xorflow.cli import main
+from xorflow.cli.several import read_table
 from xorflow.data.bundled import SHA256
-from xorflow.training import OPTIONS, read_table
+from xorflow.training import OPTIONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

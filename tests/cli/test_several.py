@@ -16,9 +16,9 @@ from rich.console import Console
 
 from command_line import SMALL, Command, finish, start
 from tiny_runs import DEEP, StopAt, assert_same_run, images_file, read, rows_file, tiny_options, train_run
-from xorflow.cli.several import Display, parse_seeds, show_runs
+from xorflow.cli.several import Display, parse_seeds, plan, show_runs
 from xorflow.errors import ConfigError
-from xorflow.training import Interrupted, Options, Outcome, plan
+from xorflow.training import Interrupted, Options, Outcome
 
 FILES = {"config.json", "weights.safetensors", "metrics.jsonl", "result.json"}
 
@@ -89,7 +89,7 @@ def test_a_table_with_seeds_is_resumed_where_it_stands(xorflow: Command, rows: P
 
     state = files(out)
     changed = xorflow(*command, "--resume", "--lr", "0.5").refused()
-    assert f"run 'wide': --resume continues runs as they were configured: lr is 0.001 in {out}" in changed
+    assert f"run 'wide': --resume continues a run as it was configured: lr is 0.001 in {out}" in changed
     assert "and 0.5 here" in changed
     config.write_text(config.read_text(encoding="utf-8").replace("=32", "=33"), encoding="utf-8")
     assert "run 'wide': " in (edited := xorflow(*command, "--resume").refused())
@@ -250,12 +250,12 @@ def test_the_bar_shows_runs_done_time_left_and_the_last_outcome(tmp_path: Path, 
         display.on_outcome(outcome(made[0], 1234.567), 1, 12)
         made[1].out.mkdir(parents=True)
         (made[1].out / "metrics.jsonl").write_text("{}\n{}\n", encoding="utf-8")
-        assert display._progress() == 1.5
-        display._bar.refresh()
+        assert display.runs_done() == 1.5
+        display.refresh()
         display.on_outcome(outcome(made[2], None), 2, 12)
-        display._bar.refresh()
+        display.refresh()
         display.on_stop()
-        display._bar.refresh()
+        display.refresh()
     frames = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue()))
     assert max(map(len, frames)) <= columns
     assert any("runs 1/12" in frame and "left" in frame and "1234.57" in frame for frame in frames)

@@ -191,16 +191,17 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(research: Command, 
     assert kept.items() <= files(out / "runs").items()
 
 
-def child_of(process: int, word: str) -> int | None:
-    """A process that another has started, by a word of its command line."""
+def children_of(process: int, word: str) -> list[int]:
+    """The processes that another has started, by a word of their command line, the oldest first."""
+    found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(status.read_text(encoding="utf-8").rpartition(")")[2].split()[1])
             if parent == process and word in status.with_name("cmdline").read_text(encoding="utf-8"):
-                return int(status.parent.name)
+                found.append(int(status.parent.name))
         except (OSError, ValueError):
             continue
-    return None
+    return sorted(found)
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for the process in /proc")
@@ -213,13 +214,11 @@ def test_a_killed_run_harms_no_other_and_is_made_by_the_next_command(
     found: list[int] = []
 
     def is_there() -> bool:
-        child = child_of(process.pid, "seed1/select")
-        if child is not None:
-            found.append(child)
-        return child is not None or process.poll() is not None
+        found[:] = children_of(process.pid, "spawn_main")
+        return len(found) == 2 or process.poll() is not None
 
     wait_until(is_there)
-    os.kill(found[0], signal.SIGKILL)
+    os.kill(found[1], signal.SIGKILL)  # seed 1, which began last
     said = finish(process)
     assert said.code == 2
     assert said.err == (

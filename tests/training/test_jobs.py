@@ -1,9 +1,9 @@
 """Several runs at once: in order, none harmed by another, and each the run that it would be alone."""
 
 import os
+import pickle
 import signal
-import stat
-import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tiny_runs import DEEP, assert_same_run, read, rows_file, tiny_flow, tiny_options, train_run
-from xorflow.errors import CheckpointError, ConfigError, UserError
+from xorflow.errors import CheckpointError, ConfigError
 from xorflow.training import Interrupted, Job, Options, Outcome, flow_to_spec, jobs, run_jobs
 
 DIVERGES = {"optimiser": "sgd", "lr": 1e30}
@@ -69,14 +69,14 @@ def after_a_checkpoint(run: Path, act: Any) -> threading.Thread:
 def test_processes_that_fail_or_are_killed_harm_no_other(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[subprocess.Popen[str]] = []
-    popen = subprocess.Popen
+    started: list[tuple[Job, Any]] = []
+    begin = jobs._begin
 
-    def record(*arguments: Any, **named: Any) -> subprocess.Popen[str]:
-        started.append(popen(*arguments, **named))
-        return started[-1]
+    def record(job: Job, threads: int, processes: Any) -> None:
+        begin(job, threads, processes)
+        started.append([*processes.values()][-1])
 
-    monkeypatch.setattr(subprocess, "Popen", record)
+    monkeypatch.setattr(jobs, "_begin", record)
     options, killed, watch = long_options(whole), tmp_path / "killed", Watch()
     made = [
         Job(options, killed),
@@ -85,7 +85,7 @@ def test_processes_that_fail_or_are_killed_harm_no_other(
     ]
 
     def kill() -> None:
-        next(process for process in started if str(killed) in process.args).kill()  # pyright: ignore
+        next(process for job, process in started if job.out == killed).kill()
 
     killer = after_a_checkpoint(killed, kill)
     first, second, third = run_jobs(made, 2, watch)
@@ -176,9 +176,7 @@ def test_what_belongs_to_a_finished_run_is_added_and_its_error_is_the_run_s(
 def test_an_explicit_model_is_trained_too(options: Options, tmp_path: Path) -> None:
     model = flow_to_spec(tiny_flow())
     job = Job(options.replace(layers=None, init="random"), tmp_path / "run", model=model)
-    line = jobs._job_to_bytes(job)
-    assert line.count(b"\n") == 1
-    assert jobs._job_from_bytes(line) == job
+    assert pickle.loads(pickle.dumps(job)) == job
     assert run_jobs([job], 1)[0].error is None
     assert read(tmp_path / "run/config.json")["model"] == model
     other = flow_to_spec(tiny_flow(layers=2))
@@ -268,41 +266,40 @@ def test_a_folder_that_a_killed_process_had_only_made_is_taken_over(options: Opt
 # ---- processes, played by short scripts ----
 
 
-def played(script: str, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> jobs._Child:
-    program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr("sys.executable", str(program))
-    return jobs._Child(Job(options, tmp_path / "run"), 1)
+def ends_with(*arguments: Any) -> None:
+    """In place of `_work`: what is said when a process ends so."""
+    job = arguments[0]
+    code = int(job.name)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("code", "words"),
     [
-        ("exit 130", "its process was told to stop; continue it with --resume"),
-        ("kill -TERM $$", "its process was told to stop; continue it with --resume"),
-        ("kill -SEGV $$", "its process was ended by signal 11; continue it with --resume"),
-        ("echo a warning >&2; echo the reason >&2; exit 2", "the reason"),
-        ("exit 3", "its process ended with code 3"),
+        (130, "its process was told to stop; continue it with --resume"),
+        (-signal.SIGTERM, "its process was told to stop; continue it with --resume"),
+        (-signal.SIGSEGV, "its process was ended by signal 11; continue it with --resume"),
+        (3, "its process ended with code 3"),
     ],
 )
 def test_how_a_process_ended_is_said(
-    script: str, words: str, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, words: str, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    child = played(script, options, tmp_path, monkeypatch)
-    child.wait()
-    with pytest.raises(UserError) as error:
-        child.result()
-    assert str(error.value) == words
+    monkeypatch.setattr(jobs, "_work", ends_with)
+    made = [Job(options, tmp_path / name, str(int(code))) for name in "ab"]
+    assert [outcome.error for outcome in run_jobs(made, 2)] == [words, words]
 
 
-def test_a_process_is_let_go_by_closing_its_standard_input(
-    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child = played("cat > /dev/null; exit 130", options, tmp_path, monkeypatch)
-    time.sleep(0.2)
-    assert not child.ended
-    child.stop()
-    child.wait()
-    with pytest.raises(UserError, match="told to stop"):
-        child.result()
+def test_processes_are_told_to_stop_save_and_are_waited_for(whole: Path, tmp_path: Path) -> None:
+    options, watch = long_options(whole).replace(epochs=2000), Watch()
+    made = [Job(options.replace(seed=seed), tmp_path / str(seed)) for seed in range(2)]
+    presser = after_a_checkpoint(tmp_path / "0", lambda: to_another_thread(signal.SIGINT))
+    with pytest.raises(Interrupted):
+        run_jobs(made, 2, watch)
+    presser.join()
+    assert (watch.told, watch.stopped) == ([], 1)
+    assert (tmp_path / "0/checkpoints/latest.json").exists()
+    assert not (tmp_path / "0/result.json").exists()

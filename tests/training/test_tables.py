@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from xorflow.cli.several import plan, read_table
 from xorflow.errors import ConfigError
-from xorflow.training import Job, Options, Outcome, plan, read_table, summarise
+from xorflow.training import Job, Options, Outcome, summarise
 
 TABLE = """
 epochs = 20

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from xorflow import training
@@ -61,31 +61,6 @@ class TrainingDisplay:
             status += f" validation {record['validation_nll']:.2f}"
         description = f"epoch {record['epoch']}"
         self._bar.update(self._task, completed=record["step"], description=description, status=status)
-
-
-_SPEED_SECONDS = 900.0
-"""How far back the estimate of the time left looks: a run may be minutes between two epochs."""
-
-
-def progress_of_runs(console: Console, first: TextColumn, status_width: int) -> Progress:
-    """Bars for several runs: a first column, time taken and left, a status of at most a width; silent without a terminal."""
-    return Progress(
-        first,
-        BarColumn(bar_width=None),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn(
-            "{task.fields[status]}",
-            markup=False,
-            table_column=Column(no_wrap=True, overflow="ellipsis", max_width=status_width),
-        ),
-        console=console,
-        disable=not console.is_terminal,
-        expand=True,
-        transient=True,
-        speed_estimate_period=_SPEED_SECONDS,
-    )
 
 
 def show_summary(console: Console, folder: Path, result: dict[str, Any], samples: Path) -> None:

@@ -2,71 +2,50 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
-import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import typer
-from rich.console import Console
-from rich.progress import TextColumn
-from rich.table import Table
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column, Table
 from rich.text import Text
 
 from xorflow import training
-from xorflow.cli.display import progress_of_runs
 from xorflow.cli.sample import write_samples
 from xorflow.errors import ConfigError
 from xorflow.training import Interrupted, Job, Options, Outcome
-from xorflow.training.folder import holds_several, require_free
+from xorflow.training.config import from_mapping, read_toml
+from xorflow.training.folder import require_free
+from xorflow.training.jobs import first_problem
 from xorflow.training.storage import write_json
 
 _MOST_SEEDS = 10_000
-_POLL_SECONDS = 0.5
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What the command line asks for: entries by name, each once or for every seed, into one folder."""
-
-    out: Path
-    entries: Mapping[str, Options]
-    seeds: Sequence[int] | None
-    model: dict[str, Any] | None
-    workers: int
-    resume: bool
-
-
-def train(plan: Plan, *, again: str) -> None:
-    """Make all runs of a plan, show what became of them, and leave it in `summary.json`; `again` continues them."""
-    _check_folder(plan.out, plan.resume)
-    jobs = training.plan(plan.out, plan.entries, plan.seeds, model=plan.model)
-    display = Display(Console(stderr=True), plan.out, jobs)
+def train(jobs: Sequence[Job], out: Path, workers: int, *, resume: bool, again: str) -> None:
+    """Make all runs, show what became of them, and leave it in `summary.json`; `again` is the command that continues them."""
+    _check_folder(out, resume)
+    display = Display(Console(stderr=True), out, jobs)
     try:
         with display:
-            training.run_jobs(jobs, plan.workers, display, finish=_add_samples)
+            training.run_jobs(jobs, workers, display, finish=_add_samples)
     except Interrupted:
-        _summarise(plan.out, jobs, display.outcomes)
+        _summarise(out, jobs, display.outcomes)
         typer.echo(f"stopped and saved; continue with: {again}", err=True)
         raise typer.Exit(130) from None
     except KeyboardInterrupt:
-        if not display.stopping:  # nothing was begun
-            raise
-        typer.echo(f"stopped; continue from the last checkpoints with: {again}", err=True)
-        sys.stderr.flush()
-        # an ordinary exit would wait for runs that are threads; what they write is whole or not there
-        os._exit(130)
-    summary = _summarise(plan.out, jobs, display.outcomes)
-    show_runs(Console(), plan.out, summary)
+        if display.stopping:  # otherwise nothing was begun
+            typer.echo(f"stopped; continue from the last checkpoints with: {again}", err=True)
+        raise
+    summary = _summarise(out, jobs, display.outcomes)
+    show_runs(Console(), out, summary)
     failed = [row for row in summary["runs"] if row["error"] is not None]
-    errors = Console(stderr=True)
     for row in failed:
         line = Text.assemble(("error: ", "bold red"), f"{row['folder']}: {row['error']}")
-        errors.print(line, soft_wrap=True, highlight=False)
+        Console(stderr=True).print(line, soft_wrap=True, highlight=False)
     if failed:
         raise typer.Exit(2)
 
@@ -83,7 +62,40 @@ def _summarise(out: Path, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> d
     return summary
 
 
+def _check_folder(out: Path, resume: bool) -> None:
+    if not resume:
+        require_free(out)
+    elif not out.is_dir():
+        raise ConfigError(f"--resume continues the runs in --out, and there is no folder {out}; leave it out")
+    elif (out / "config.json").exists():
+        raise ConfigError(
+            f"--out is a folder of several runs here, and {out} is that of one; choose another --out, or "
+            "leave out what makes it several"
+        )
+
+
 # ---- what is asked for ----
+
+
+def plan(
+    out: Path,
+    entries: Mapping[str, Options],
+    seeds: Sequence[int] | None = None,
+    *,
+    model: dict[str, Any] | None = None,
+) -> list[Job]:
+    """A job for each entry, or for each entry and seed, in `out/NAME/seed-K`; the name may be empty.
+
+    >>> [str(job.out) for job in plan(Path("runs"), {"a": Options(), "b": Options()}, [0, 1])]
+    ['runs/a/seed-0', 'runs/a/seed-1', 'runs/b/seed-0', 'runs/b/seed-1']
+    """
+    if seeds is None:
+        return [Job(options, out / name, name, model) for name, options in entries.items()]
+    return [
+        Job(options.replace(seed=seed), out / name / f"seed-{seed}", name, model)
+        for name, options in entries.items()
+        for seed in seeds
+    ]
 
 
 def parse_seeds(text: str | None, given: Mapping[str, Any]) -> list[int] | None:
@@ -112,72 +124,102 @@ def parse_seeds(text: str | None, given: Mapping[str, Any]) -> list[int] | None:
     return seeds
 
 
-def _check_folder(out: Path, resume: bool) -> None:
-    if not resume:
-        require_free(out)
-    elif not out.is_dir():
-        raise ConfigError(f"--resume continues the runs in --out, and there is no folder {out}; leave it out")
-    elif (out / "config.json").exists():
-        raise ConfigError(
-            f"--out is a folder of several runs here, and {out} is that of one; choose another --out, or "
-            "leave out what makes it several"
-        )
+def read_table(path: Path) -> dict[str, Options] | None:
+    """The options of each run of a table, by the run's name; None if the file is not a table.
+
+    A table is a .toml file with `[[runs]]`: what stands above them is shared, and each has a `name` and options of its own.
+
+    Raises:
+        ConfigError: about the first entry that has a fault; it names the others.
+    """
+    values = read_toml(path) if path.suffix == ".toml" else {}
+    if "runs" not in values:
+        return None
+    entries = values.pop("runs")
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(f"{path}: runs is a list of tables, each begun by [[runs]]; got {entries!r}")
+    from_mapping(values, str(path))
+    table: dict[str, Options] = {}
+    problems: dict[str, str] = {}
+    for number, entry in enumerate(entries, 1):
+        where = f"entry {number} of [[runs]]"
+        try:
+            name = _checked_name(entry.pop("name", None), table)
+            where = f"run {name!r}"
+            table[name] = Options()
+            table[name] = from_mapping(values | entry)
+        except ConfigError as error:
+            problems[where] = str(error)
+    if problems:
+        raise ConfigError(f"{path}, {first_problem(problems)}")
+    return table
 
 
-def require_one(out: Path) -> None:
-    """Refuse to continue several runs as if they were one."""
-    if not (out / "config.json").exists() and holds_several(out):
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]{0,99}")
+
+
+def _checked_name(name: object, others: Mapping[str, Options]) -> str:
+    """The name of an entry, which will be that of a folder: on some systems these ignore the case of letters."""
+    if name is None:
+        raise ConfigError("every run needs a name, as in name = 'wide'")
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.endswith((".", ".json")):
         raise ConfigError(
-            f"--resume continues one run here, and {out} holds several: repeat the command that began them, "
-            "with its --seeds or --config, and add --resume"
+            "a name is at most 100 letters, digits and . _ - + = or commas, begins with a letter or digit, "
+            f"and does not end with a dot or .json; got {name!r}"
         )
+    if name.casefold() in map(str.casefold, others):
+        raise ConfigError(f"every run needs a name of its own, and {name!r} came before")
+    return name
 
 
 # ---- what a person sees ----
 
+_SPEED_SECONDS = 900.0
+"""How far back the estimate of the time left looks: a run may be minutes between two epochs."""
 
-class Display:
+
+class Display(Progress):
     """One progress bar for all runs, with the time left and the last outcome; silent where there is no terminal."""
 
     def __init__(self, console: Console, out: Path, jobs: Sequence[Job]) -> None:
         self.outcomes: list[Outcome] = []
         self.stopping = False
-        self._out = out
-        self._jobs = jobs
-        self._ended = threading.Event()
-        count = TextColumn("[bold]runs {task.fields[done]}/{task.total:.0f}")
-        self._bar = progress_of_runs(console, count, status_width=30)
-        self._task = self._bar.add_task("runs", total=len(jobs), done=0, status="")
+        self._out, self._jobs = out, jobs
+        last = Column(no_wrap=True, overflow="ellipsis", max_width=30)
+        super().__init__(
+            TextColumn("[bold]runs {task.fields[done]}/{task.total:.0f}"),
+            BarColumn(bar_width=None),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}", markup=False, table_column=last),
+            console=console,
+            disable=not console.is_terminal,
+            expand=True,
+            transient=True,
+            refresh_per_second=2,
+            speed_estimate_period=_SPEED_SECONDS,
+        )
+        self._task = self.add_task("runs", total=len(jobs), done=0, status="")
         # the speed is counted from the first change on: from here, with what was done before left out
-        self._bar.update(self._task, completed=self._progress() + 1e-9)
-        self._watch = threading.Thread(target=self._follow, daemon=True)
+        self.update(self._task, completed=self.runs_done() + 1e-9)
 
-    def __enter__(self) -> Self:
-        self._bar.start()
-        if not self._bar.disable:
-            self._watch.start()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._ended.set()
-        self._bar.stop()
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.tasks:
+            self.update(self._task, completed=self.runs_done())
+        return super().get_renderables()
 
     def on_outcome(self, outcome: Outcome, done: int, total: int) -> None:
         del total
         self.outcomes.append(outcome)
         label = outcome.job.out.relative_to(self._out).as_posix()
-        status = f"{_headline(outcome)} {label}"
-        self._bar.update(self._task, done=done, completed=self._progress(), status=status)
+        self.update(self._task, done=done, status=f"{_headline(outcome)} {label}")
 
     def on_stop(self) -> None:
         self.stopping = True
-        self._bar.update(self._task, status="stopping: the runs are saving")
+        self.update(self._task, status="stopping: the runs are saving")
 
-    def _follow(self) -> None:
-        while not self._ended.wait(_POLL_SECONDS):
-            self._bar.update(self._task, completed=self._progress())
-
-    def _progress(self) -> float:
+    def runs_done(self) -> float:
         """How many runs are done, those under way in part: by the epochs in their metrics, however they are run."""
         finished = {outcome.job.out for outcome in self.outcomes}
         return sum(1.0 if job.out in finished else _part_done(job) for job in self._jobs)

@@ -18,6 +18,7 @@ from xorflow.cli.sample import write_samples
 from xorflow.errors import ConfigError
 from xorflow.training import OPTIONS, Interrupted, Options
 from xorflow.training.config import OF_A_MODEL, Option, read_texts
+from xorflow.training.folder import holds_several
 
 EXAMPLES = """
 [bold]Examples[/bold]
@@ -67,8 +68,13 @@ def _flag(option: Option) -> Any:
     """All are texts here: `read_texts` reads them, as it does what --set names."""
     names = [*(option.registry or ())]
     words = ", ".join(names) if 0 < len(names) <= _FEW else option.help.replace("`", "")
-    metavar = "NAME" if names else {int: "INT", int | None: "INT", float: "FLOAT"}.get(option.type, "TEXT")
-    return typer.Option(metavar=metavar, help=f"{words} [dim]\\[{option.default}][/dim]")
+    metavar = (
+        "NAME"
+        if names
+        else {int: "INT", int | None: "INT", float: "FLOAT", float | None: "FLOAT"}.get(option.type, "TEXT")
+    )
+    default = "" if option.default is None else f" [dim]\\[{option.default}][/dim]"
+    return typer.Option(metavar=metavar, help=words + default)
 
 
 train = _make_command()
@@ -86,30 +92,30 @@ def _train(
 ) -> None:
     texts = _texts(flags, settings or ())
     given = read_texts(texts)
-    table = training.read_table(config) if config else None
-    options, model = training.read_config(config) if config and table is None else (None, None)
+    table = several.read_table(config) if config else None
+    options, model = training.read_config(config) if config and table is None else (Options(), None)
     if seeds is None and table is None:
         if jobs not in (None, 1):
             raise ConfigError(
                 f"--jobs is how many of several runs train at once, and this is one run; got {jobs}: "
                 "add --seeds, or [[runs]] to the .toml file of --config"
             )
-        folder = _folder(out, resume, Path(given.get("data", (options or Options()).data)).stem)
-        _train_one(folder, resume, options, model, given)
+        folder = _folder(out, resume, Path(given.get("data", options.data)).stem)
+        if resume:
+            kept = options.to_json() if config else {}
+            _train_one(folder, lambda display: _resumed(folder, kept | given, display))
+        else:
+            chosen = _combined(options, given)
+            _train_one(folder, lambda display: training.create_run(chosen, folder, display, model=model))
         return
     Options().replace(**given)  # what is wrong with them is not the fault of any one run
-    common = {"": options or Options()}
-    entries = {name: _combined(entry, given) for name, entry in (table or common).items()}
+    entries = {name: _combined(entry, given) for name, entry in (table or {"": options}).items()}
     first = next(iter(entries.values()))
-    model = model if first.layers is None else None
     folder = _folder(out, resume, config.stem if config and table else Path(first.data).stem)
+    model = model if first.layers is None else None
+    planned = several.plan(folder, entries, several.parse_seeds(seeds, given), model=model)
     own = {"--config": config, "--seeds": seeds, "--jobs": jobs, "--out": folder}
-    several.train(
-        several.Plan(
-            folder, entries, several.parse_seeds(seeds, given), model, 1 if jobs is None else jobs, resume
-        ),
-        again=_command(texts, own),
-    )
+    several.train(planned, folder, 1 if jobs is None else jobs, resume=resume, again=_command(texts, own))
 
 
 def _texts(flags: Mapping[str, str | None], settings: Sequence[str]) -> dict[str, str]:
@@ -123,19 +129,11 @@ def _texts(flags: Mapping[str, str | None], settings: Sequence[str]) -> dict[str
     return texts
 
 
-def _train_one(
-    folder: Path, resume: bool, options: Options | None, model: dict | None, given: dict[str, Any]
-) -> None:
+def _train_one(folder: Path, begin: Callable[[TrainingDisplay], training.Trainer | None]) -> None:
     again = _command({}, {"--out": folder})
     try:
         with TrainingDisplay(Console(stderr=True)) as display:
-            if resume:
-                several.require_one(folder)
-                kept = options.to_json() if options else {}
-                trainer = training.resume_run(folder, kept | given, display)
-            else:
-                chosen = _combined(options or Options(), given)
-                trainer = training.create_run(chosen, folder, display, model=model)
+            trainer = begin(display)
             result = training.read_result(folder) if trainer is None else training.finish_run(trainer)
     except Interrupted:
         typer.echo(f"stopped and saved; continue with: {again}", err=True)
@@ -146,6 +144,15 @@ def _train_one(
         raise typer.Exit(130) from None
     pictures = write_samples(folder, count=100, seed=0)
     show_summary(Console(), folder, result, pictures)
+
+
+def _resumed(folder: Path, given: dict[str, Any], display: TrainingDisplay) -> training.Trainer | None:
+    if not (folder / "config.json").exists() and holds_several(folder):
+        raise ConfigError(
+            f"--resume continues one run here, and {folder} holds several: repeat the command that began them, "
+            "with its --seeds or --config, and add --resume"
+        )
+    return training.resume_run(folder, given, display)
 
 
 def _combined(options: Options, given: dict[str, Any]) -> Options:

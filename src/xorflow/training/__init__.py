@@ -8,14 +8,13 @@ from xorflow.training.config import HARMLESS, OPTIONS, Options, from_mapping, re
 from xorflow.training.devices import out_of_memory_as_error, resolve_device, tf32_matmul
 from xorflow.training.folder import Run, load, open_run, read_config_file, read_result
 from xorflow.training.init import init_from_data
-from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs
+from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs, spread, summarise
 from xorflow.training.metrics import read_metrics
 from xorflow.training.recipes import RECIPES
 from xorflow.training.registry import BASES, CONDITIONERS, ESTIMATORS, PARTS, POSTERIORS, TRANSFORMS, Registry
 from xorflow.training.results import independent_nll, likelihood, refitted, report
 from xorflow.training.run import create_run, finish_run, fit, resume_run, untrained
 from xorflow.training.specs import flow_from_spec, flow_to_spec
-from xorflow.training.tables import plan, read_table, spread, summarise
 from xorflow.training.trainer import Interrupted, Observer, Trainer
 
 __all__ = [
@@ -55,12 +54,10 @@ __all__ = [
     "mixture_of",
     "open_run",
     "out_of_memory_as_error",
-    "plan",
     "read_config",
     "read_config_file",
     "read_metrics",
     "read_result",
-    "read_table",
     "refitted",
     "report",
     "resolve_device",

@@ -161,6 +161,7 @@ class Options:
         None,
         "rows, or a fraction below 1, that validate; by default 10,000 of MNIST, a tenth of a file",
         range=_AMOUNT,
+        flag=True,
     )
     test: float = _data(
         0.1, "rows, or a fraction below 1, of a file that test", range=_AMOUNT, needs=(_IN_FILES,)

@@ -5,28 +5,30 @@ One at a time, runs are made in this process; several at a time, each is a proce
 
 from __future__ import annotations
 
-import json
+import functools
+import multiprocessing
 import os
 import signal
-import subprocess
+import statistics
 import sys
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError, UserError
 from xorflow.training.build import build_data
-from xorflow.training.config import HARMLESS, OF_DATA, Options, from_json, options_of_config
+from xorflow.training.config import OF_DATA, Options
 from xorflow.training.folder import read_config_file, read_result, require_free
-from xorflow.training.run import check_run, create_run, finish_run, resume_run
+from xorflow.training.run import check_run, create_run, finish_run, options_of_run, resume_run
 from xorflow.training.storage import TEMPORARY
-from xorflow.training.trainer import Interrupted
+from xorflow.training.trainer import Interrupted, handled_signals
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,10 @@ class Job:
     out: Path
     name: str = ""
     model: dict[str, Any] | None = None
+
+    @property
+    def begun(self) -> bool:
+        return (self.out / "config.json").exists()
 
 
 @dataclass(frozen=True)
@@ -87,280 +93,181 @@ def run_jobs(
     """
     if workers < 1:
         raise ConfigError(f"--jobs is at least 1; got {workers}")
-    pool = _Pool(jobs, observer, finish)
-    pool.check()
-    with _sigterm_as_ctrl_c():
-        if min(workers, len(jobs)) > 1:
-            pool.run_in_processes(min(workers, len(jobs)))
-        else:
-            pool.run_here()
-    return [pool.outcomes[job.out] for job in jobs]
+    workers = min(workers, len(jobs))
+    load = functools.lru_cache(maxsize=1)(build_data)  # jobs on the same data mostly follow each other
+    _check(jobs, load)
+    processes: _Processes = {}
+    if workers > 1:
+        load.cache_clear()  # each process loads its own
+        made = _made_in_processes(jobs, workers, processes)
+    else:
+        made = _made_here(jobs, load)
+    outcomes: dict[Path, Outcome] = {}
+    with handled_signals({signal.SIGTERM: signal.default_int_handler}):
+        try:
+            for outcome in made:
+                if finish is not None and outcome.error is None:
+                    outcome = _outcome(outcome.job, functools.partial(_finished, outcome, finish))
+                outcomes[outcome.job.out] = outcome
+                if observer is not None:
+                    observer.on_outcome(outcome, len(outcomes), len(jobs))
+        except (Interrupted, KeyboardInterrupt) as stop:
+            if observer is not None:
+                observer.on_stop()
+            raise Interrupted from stop
+        finally:
+            _stop([process for _, process in processes.values()])
+    return [outcomes[job.out] for job in jobs]
 
 
 def make_run(job: Job, *, dataset: Dataset | None = None) -> dict[str, Any]:
     """The result of a job's run, begun or gone on with as its folder has it; `dataset` is its data, if loaded."""
-    if _is_begun(job):
+    if job.begun:
         trainer = resume_run(job.out, job.options.to_json(), dataset=dataset)
     else:
         trainer = create_run(job.options, job.out, model=job.model, dataset=dataset)
     return read_result(job.out) if trainer is None else finish_run(trainer)
 
 
-class _Pool:
-    def __init__(
-        self, jobs: Sequence[Job], observer: JobObserver | None, finish: Callable[[Job], object] | None
-    ) -> None:
-        self.outcomes: dict[Path, Outcome] = {}
-        self._jobs = jobs
-        self._observer = observer
-        self._finish = finish
-        self._loaded: tuple[tuple[Any, ...], Dataset] | None = None  # what names the data, and the data
+def _outcome(job: Job, make: Callable[[], dict[str, Any] | None]) -> Outcome:
+    try:
+        return Outcome(job, make(), None)
+    except Interrupted:
+        raise
+    except UserError as error:
+        text = str(error)
+    except Exception as error:  # a bug in one run must not take the others with it
+        text = f"{type(error).__name__}: {error}"
+    return Outcome(job, None, " ".join(text.split()))
 
-    def check(self) -> None:
-        """Find every problem that can be found before any run begins."""
-        folders = {job.out for job in self._jobs}
-        if len(folders) < len(self._jobs):
-            raise ConfigError("every run needs a folder of its own, and two have the same")
-        problems: dict[str, str] = {}
-        seen: set[tuple[Options, int]] = set()
-        for job in self._jobs:
-            try:
-                _check_folder(job)
-                kind = (job.options.replace(seed=0), id(job.model))
-                if not _is_begun(job) and kind not in seen:
-                    seen.add(kind)
-                    check_run(job.options, self._dataset(job.options), model=job.model)
-            except UserError as error:
-                problems.setdefault(f"run {job.name!r}" if job.name else "", str(error))
-        if problems:
-            raise ConfigError(first_problem(problems))
 
-    def run_here(self) -> None:
-        """One run after the other."""
-        try:
-            for job in self._jobs:
-                dataset = None if _is_begun(job) else self._dataset(job.options)
-                self._record(job, lambda job=job, dataset=dataset: make_run(job, dataset=dataset))
-        except (Interrupted, KeyboardInterrupt) as stop:
-            self._tell_stop()
-            raise Interrupted from stop
+def _finished(outcome: Outcome, finish: Callable[[Job], object]) -> dict[str, Any] | None:
+    finish(outcome.job)
+    return outcome.result
 
-    def run_in_processes(self, workers: int) -> None:
-        """At most so many runs at a time."""
-        self._loaded = None  # each process loads its own
-        threads = max(1, (os.cpu_count() or 1) // workers)
-        waiting = list(reversed(self._jobs))
-        children: dict[Path, _Child] = {}
-        try:
-            while waiting or children:
-                while waiting and len(children) < workers:
-                    job = waiting.pop()
-                    children[job.out] = _Child(job, threads)
-                done = [child for child in children.values() if child.ended]
-                for child in done:
-                    del children[child.job.out]
-                    self._record(child.job, child.result)
-                if not done:
-                    time.sleep(_POLL_SECONDS)
-        except BaseException as error:
-            self._stop(children.values())
-            if isinstance(error, KeyboardInterrupt):
-                raise Interrupted from None
-            raise
 
-    def _stop(self, children: Iterable[_Child]) -> None:
-        """Let the runs under way save; Ctrl-C meanwhile kills them, and what they saved before is kept."""
-        try:
-            for child in children:
-                child.stop()
-            self._tell_stop()
-            for child in children:
-                child.wait()
-        except KeyboardInterrupt:
-            for child in children:
-                child.kill()
-            raise
+def _data_options(options: Options) -> Options:
+    return Options(**{name: getattr(options, name) for name in OF_DATA})
 
-    def _record(self, job: Job, result: Callable[[], dict[str, Any]]) -> None:
-        """Write down what became of a job."""
-        try:
-            outcome = Outcome(job, result(), None)
-            if self._finish is not None:
-                self._finish(job)
-        except Interrupted:
-            raise
-        except UserError as error:
-            outcome = Outcome(job, None, _in_one_line(str(error)))
-        except Exception as error:  # a bug in one run must not take the others with it
-            outcome = Outcome(job, None, _in_one_line(f"{type(error).__name__}: {error}"))
-        self.outcomes[job.out] = outcome
-        if self._observer is not None:
-            self._observer.on_outcome(outcome, len(self.outcomes), len(self._jobs))
 
-    def _tell_stop(self) -> None:
-        if self._observer is not None:
-            self._observer.on_stop()
-
-    def _dataset(self, options: Options) -> Dataset:
-        """The data of a job, loaded once for jobs on the same that follow each other."""
-        key = tuple(getattr(options, name) for name in OF_DATA)
-        if self._loaded is None or self._loaded[0] != key:
-            self._loaded = key, build_data(options)
-        return self._loaded[1]
+def _made_here(jobs: Iterable[Job], load: Callable[[Options], Dataset]) -> Iterator[Outcome]:
+    """One run after the other."""
+    for job in jobs:
+        dataset = None if job.begun else load(_data_options(job.options))
+        yield _outcome(job, lambda job=job, dataset=dataset: make_run(job, dataset=dataset))
 
 
 # ---- processes ----
 
+_Processes = dict[Any, tuple[Job, SpawnProcess]]
+"""Those under way, by what they send their outcome through."""
+
 _POLL_SECONDS = 0.1
+"""A signal that another thread takes does not wake the one that waits."""
 _INTERRUPTED = 130
 """The code with which a process ends that was told to stop, and has saved."""
 
 
-class _Child:
-    """A process that makes one run; it saves and stops once its standard input is closed: on purpose, or by our death.
+def _made_in_processes(jobs: Iterable[Job], workers: int, processes: _Processes) -> Iterator[Outcome]:
+    """At most so many runs at a time."""
+    waiting = list(reversed(list(jobs)))
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    while waiting or processes:
+        while waiting and len(processes) < workers:
+            job = waiting.pop()
+            if (job.out / "result.json").exists():
+                yield _outcome(job, functools.partial(make_run, job))
+            else:
+                _begin(job, threads, processes)
+        for receiver in wait(list(processes), _POLL_SECONDS):
+            job, process = processes.pop(receiver)
+            yield _received(job, process, receiver)
 
-    Args:
-        job: the run; one that is finished is read, without a process.
-        threads: its share of the cores, unless OMP_NUM_THREADS says otherwise.
-    """
 
-    def __init__(self, job: Job, threads: int) -> None:
-        self.job = job
-        self._process: subprocess.Popen[bytes] | None = None
-        if (job.out / "result.json").exists():
-            return
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", "from xorflow.training import jobs; jobs.work()", str(job.out)],
-            env={"OMP_NUM_THREADS": str(threads)} | os.environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            start_new_session=True,  # Ctrl-C in the terminal is for the first process alone
-        )
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # if it is dead already, its code says why
-            self._process.stdin.write(_job_to_bytes(job))
-            self._process.stdin.flush()
+def _begin(job: Job, threads: int, processes: _Processes) -> None:
+    context = multiprocessing.get_context("spawn")  # threads and CUDA do not survive a fork
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(job, sender, threads))
+    with handled_signals({signal.SIGINT: signal.SIG_IGN}):  # inherited: Ctrl-C in a terminal is for us alone
+        process.start()
+    sender.close()  # once the process has ended, too, there is no more to come
+    processes[receiver] = job, process
 
-    @property
-    def ended(self) -> bool:
-        return self._process is None or self._process.poll() is not None
 
-    def result(self) -> dict[str, Any]:
-        """Of the run, once the process has ended.
-
-        Raises:
-            UserError: if the run failed, or its process was killed.
-        """
-        if self._process is None:
-            return make_run(self.job)
-        self.stop()
-        with self._errors:
-            self._errors.seek(0)
-            complaint = self._errors.read().decode(errors="replace").strip().splitlines()
-        code = self._process.returncode
+def _received(job: Job, process: SpawnProcess, receiver: Any) -> Outcome:
+    """What a process sent, or else how it ended."""
+    try:
+        result, error = receiver.recv()
+    except EOFError:
+        process.join()
+        code = process.exitcode or 0
+        result, error = None, f"its process ended with code {code}"
         if code in (_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM):
-            raise UserError("its process was told to stop; continue it with --resume")
-        if code < 0:
+            error = "its process was told to stop; continue it with --resume"
+        elif code < 0:
             reason = " (by hand, or for want of memory)" if code == -signal.SIGKILL else ""
-            raise UserError(f"its process was ended by signal {-code}{reason}; continue it with --resume")
-        if code > 0:
-            raise UserError(complaint[-1] if complaint else f"its process ended with code {code}")
-        return read_result(self.job.out)
-
-    def stop(self) -> None:
-        """Tell it to save and end."""
-        if self._process is not None and self._process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self._process.stdin.close()
-
-    def wait(self) -> None:
-        if self._process is not None:
-            self._process.wait()
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            error = f"its process was ended by signal {-code}{reason}; continue it with --resume"
+    process.join()
+    return Outcome(job, result, error)
 
 
-def work() -> None:
-    """Make the run whose job comes on standard input; the exit code and the last line on stderr say how it went."""
+def _stop(processes: Sequence[SpawnProcess]) -> None:
+    """Let the runs under way save; Ctrl-C meanwhile kills them, and what they saved before is kept."""
     try:
-        job = _job_from_bytes(sys.stdin.buffer.readline())
-        threading.Thread(target=_stop_with_standard_input, daemon=True).start()
-        make_run(job)
-    except (Interrupted, KeyboardInterrupt):
-        sys.exit(_INTERRUPTED)
-    except UserError as error:
-        sys.stderr.write(_in_one_line(str(error)) + "\n")
-        sys.exit(2)
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+    except KeyboardInterrupt:
+        for process in processes:
+            process.kill()
+        raise
 
 
-def _stop_with_standard_input() -> None:
-    while os.read(sys.stdin.fileno(), 1024):
-        pass
-    os.kill(os.getpid(), signal.SIGINT)
+def _work(job: Job, sender: Any, threads: int) -> None:
+    """Make a run in a process of its own, with its share of the cores unless OMP_NUM_THREADS says otherwise."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with handled_signals({signal.SIGTERM: signal.default_int_handler}):
+        try:
+            outcome = _outcome(job, functools.partial(make_run, job))
+            sender.send((outcome.result, outcome.error))
+        except (Interrupted, KeyboardInterrupt):
+            sys.exit(_INTERRUPTED)
 
 
-def _job_to_bytes(job: Job) -> bytes:
-    """A job as a line of JSON, for another process."""
-    spec = {"options": job.options.to_json(), "out": str(job.out), "name": job.name, "model": job.model}
-    return json.dumps(spec).encode() + b"\n"
+def _end_with_parent() -> None:
+    """A process that was killed can tell its own nothing."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _job_from_bytes(line: bytes) -> Job:
-    """What `_job_to_bytes` wrote."""
-    spec = json.loads(line)
-    return Job(from_json(spec["options"]), Path(spec["out"]), spec["name"], spec["model"])
+# ---- what is refused before any run begins ----
 
 
-# ---- folders ----
-
-
-def _is_begun(job: Job) -> bool:
-    return (job.out / "config.json").exists()
-
-
-def _check_folder(job: Job) -> None:
-    """Refuse a folder that is not this run's, or can't become it."""
-    try:
-        if _is_begun(job):
-            _require_unchanged(job)
-            return
-        for left in (job.out / ".writable", *job.out.glob(f".*{TEMPORARY}")):  # by a process that was killed
-            left.unlink(missing_ok=True)
-        require_free(job.out)
-        if (job.out.parent / "config.json").exists():
-            raise ConfigError(f"--out {job.out} lies in the folder of another run; choose another --out")
-        nearest = next(folder for folder in (job.out, *job.out.absolute().parents) if folder.exists())
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise ConfigError(
-                f"--out {job.out} cannot be made: {nearest} is read-only; choose another folder"
-            )
-    except OSError as error:
-        raise ConfigError(
-            f"--out {job.out} cannot be written: {error.strerror}; choose another folder"
-        ) from None
-
-
-def _require_unchanged(job: Job) -> None:
-    config = read_config_file(job.out)
-    before = options_of_config(config, job.out / "config.json").to_json()
-    now = job.options.to_json()
-    if job.model is not None and job.options.layers is None:
-        before["model"], now["model"] = config["model"], job.model
-    for name, value in now.items():
-        if value != before[name] and name not in HARMLESS:
-            was, is_now = ("another", "this") if name == "model" else (repr(before[name]), repr(value))
-            raise ConfigError(
-                f"--resume continues runs as they were configured: {name} is {was} in {job.out} and {is_now} "
-                "here; set it back, or begin anew with another --out"
-            )
-
-
-# ---- messages ----
+def _check(jobs: Sequence[Job], load: Callable[[Options], Dataset]) -> None:
+    """Find every problem that can be found."""
+    if len({job.out for job in jobs}) < len(jobs):
+        raise ConfigError("every run needs a folder of its own, and two have the same")
+    problems: dict[str, str] = {}
+    checked: set[tuple[Options, int]] = set()
+    for job in jobs:
+        kind = (job.options.replace(seed=0), id(job.model))
+        try:
+            if job.begun:
+                _require_unchanged(job)
+                continue
+            _check_folder(job.out)
+            if kind not in checked:
+                checked.add(kind)
+                check_run(job.options, load(_data_options(job.options)), model=job.model)
+        except UserError as error:
+            problems.setdefault(f"run {job.name!r}" if job.name else "", str(error))
+    if problems:
+        raise ConfigError(first_problem(problems))
 
 
 def first_problem(problems: Mapping[str, str]) -> str:
@@ -370,18 +277,79 @@ def first_problem(problems: Mapping[str, str]) -> str:
     return line + (f"; there are problems in {', '.join(name for name, _ in others)} too" if others else "")
 
 
-def _in_one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Within this block SIGTERM, too, raises KeyboardInterrupt; only the main thread can arrange that."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _check_folder(out: Path) -> None:
+    """Refuse a folder that can't become a run's."""
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        for left in (out / ".writable", *out.glob(f".*{TEMPORARY}")):  # by a process that was killed
+            left.unlink(missing_ok=True)
+        require_free(out)
+        if (out.parent / "config.json").exists():
+            raise ConfigError(f"--out {out} lies in the folder of another run; choose another --out")
+        nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise ConfigError(f"--out {out} cannot be made: {nearest} is read-only; choose another folder")
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error.strerror}; choose another folder") from None
+
+
+def _require_unchanged(job: Job) -> None:
+    options_of_run(job.out, job.options.to_json())
+    if job.options.layers is None and job.model not in (None, read_config_file(job.out)["model"]):
+        raise ConfigError(
+            f"--resume continues a run as it was configured: model is another in {job.out} and this here; give it back, or "
+            "begin anew with another --out"
+        )
+
+
+# ---- what became of them ----
+
+SUMMARY_VERSION = 1
+
+
+def summarise(root: Path, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What `summary.json` holds: a row for each job, and for each name the mean and the spread over its seeds."""
+    of_job = {outcome.job.out: outcome for outcome in outcomes}
+    rows = [_row(root, job, of_job.get(job.out)) for job in jobs]
+    names = dict.fromkeys(row["name"] for row in rows)
+    groups = [_group(name, [row for row in rows if row["name"] == name]) for name in names]
+    return {"version": SUMMARY_VERSION, "runs": rows, "groups": groups}
+
+
+def _row(root: Path, job: Job, outcome: Outcome | None) -> dict[str, Any]:
+    result = (outcome.result if outcome else None) or {}
+    part = next((part for part in ("test", "validation") if part in result), None)
+    figures: Mapping[str, Any] = result[part] if part else {}
+    unfinished = "interrupted" if job.begun else "not begun"
+    return {
+        "name": job.name or root.absolute().name,
+        "seed": job.options.seed,
+        "folder": job.out.relative_to(root).as_posix(),
+        "part": part,
+        **{key: figures.get(key) for key in ("nll", "kind", "stderr", "refit_nll")},
+        "seconds": result.get("seconds"),
+        "error": unfinished if outcome is None else outcome.error,
+    }
+
+
+def _group(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    good = [row for row in rows if row["error"] is None]
+    return {
+        "name": name,
+        "n": len(good),
+        "failed": len(rows) - len(good),
+        "kind": good[0]["kind"] if good else None,
+        **{key: spread([row[key] for row in good]) for key in ("nll", "refit_nll")},
+    }
+
+
+def spread(values: Sequence[float | None]) -> dict[str, float | None] | None:
+    """Mean, standard deviation (of the sample, so None for one value), least and greatest; None without values.
+
+    >>> spread([1.0, 2.0, 3.0])
+    {'mean': 2.0, 'std': 1.0, 'min': 1.0, 'max': 3.0}
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    std = statistics.stdev(known) if len(known) > 1 else None
+    return {"mean": statistics.fmean(known), "std": std, "min": min(known), "max": max(known)}

@@ -137,7 +137,7 @@ def resume_run(
         observer: is told about progress.
         dataset: the data that the options name, if they are loaded already.
     """
-    options, config = _options_of_run(run, changes or {})
+    options, config = options_of_run(run, changes or {})
     if (run / "result.json").exists():
         if "how" in read_result(run):
             raise ConfigError(
@@ -259,7 +259,7 @@ def _written_anew(model: dict[str, Any]) -> dict[str, Any]:
         return _written(flow_from_spec(model))
 
 
-def _options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+def options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
     """The options of a run, with changes that do no harm, and all of its configuration."""
     config = read_config_file(run)
     if changes.get("recipe") != config.get("recipe"):

@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +163,7 @@ class Trainer:
         with closing(self.metrics), seeded_dropout(self._dropout, self.options.seed, self._dropout_state):
             captured = self.captured_steps()
             self._saved = time.monotonic()
-            with self._interruptible():
+            with handled_signals(dict.fromkeys((signal.SIGINT, signal.SIGTERM), self._request_stop)):
                 self.metrics.begin(self.progress.epoch)
                 if self.observer:
                     self.observer.on_start(self.total_steps, self.progress)
@@ -379,25 +379,12 @@ class Trainer:
         if self._stopping:
             raise Interrupted
 
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
+    def _request_stop(self, signum: int, frame: Any) -> None:
         """Ctrl-C and SIGTERM ask the loop to stop after the step; a second Ctrl-C stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def request(signum: int, frame: Any) -> None:
-            del frame
-            if self._stopping and signum == signal.SIGINT:
-                raise KeyboardInterrupt
-            self._stopping = True
-
-        old = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
+        del frame
+        if self._stopping and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._stopping = True
 
     # ---- safety ----
 
@@ -450,6 +437,20 @@ class Trainer:
         self.generator.set_state(snapshot.tensors["random.generator"])
         self._dropout_state = snapshot.tensors.get("random.dropout")
         self.bound_sum.fill_(self.progress.bound_sum)
+
+
+@contextmanager
+def handled_signals(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    """Within this block signals have these handlers; only the main thread can arrange that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def learning_rate(options: Options, step: int, total: int) -> float:
