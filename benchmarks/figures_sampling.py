@@ -20,7 +20,7 @@ _TRIALS = 6
 
 
 def _noise(flow: xf.LatentFlow, batch: int) -> SampleNoise:
-    return SampleNoise.draw(flow, batch, torch.Generator(flow.device).manual_seed(0))
+    return flow.draw_noise(batch, torch.Generator(flow.device).manual_seed(0))
 
 
 def _sampling(flow: xf.LatentFlow, batch: int, rounds: int) -> tuple[float, float, str]:

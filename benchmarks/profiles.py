@@ -14,7 +14,6 @@ import xorflow as xf
 from models import bare_steps, mnist_test, mnist_trainer
 from timing import seconds, synchronise
 from xorflow import evaluate
-from xorflow.flows import SampleNoise
 
 _ROWS = 20
 
@@ -23,7 +22,7 @@ def write_profile(path: Path, flow: xf.LatentFlow, device: torch.device) -> None
     """Profile training, sampling and the bound: depth 1, width 1024."""
     on_cuda = device.type == "cuda"
     batch, samples, images = (256, 1024, 2000) if on_cuda else (128, 64, 100)
-    noise = SampleNoise.draw(flow, samples, torch.Generator(device).manual_seed(0))
+    noise = flow.draw_noise(samples, torch.Generator(device).manual_seed(0))
     test = mnist_test(device).subset(images)
     trainer = mnist_trainer(device, batch_size=batch, epochs=4)
     parts = {

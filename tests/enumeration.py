@@ -225,7 +225,7 @@ def _choose(layer, choices: Choices, noise: Tensor | None) -> Tensor:
 
 
 def draw_noise(flow: LatentFlow | Flow, count: int, seed: int = 0) -> SampleNoise:
-    return SampleNoise.draw(flow, count, torch.Generator().manual_seed(seed))
+    return flow.draw_noise(count, torch.Generator().manual_seed(seed))
 
 
 def padded(parts: Sequence[Tensor], alphabet: Alphabet, fill: float = 0.0) -> Tensor:

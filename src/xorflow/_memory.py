@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from xorflow.errors import ConfigError
-from xorflow.flows import GREEDY, Mixture, Model, Stack
+from xorflow.flows import GREEDY, Model, Stack
 
 _ROWS, _ROWS_ON_CUDA = 2000, 2**14
 """That pass at once where memory is not limited."""
@@ -35,19 +35,14 @@ def rows_at_a_time(flow: Model, memory: int | None, at_most: int | None = None, 
 
 
 def _of_a_row(flow: Model) -> int:
-    return max(bytes_of_a_draw(part, part.depth) for part in _components(flow))
+    return max(bytes_of_a_draw(part, part.depth) for part in flow.flows)
 
 
 def kept_of_a_row(flows: Sequence[Model]) -> int:
     """What remembered first layers take beside the pass of one of them: the logits of all others."""
-    layers = {part.layers[0] for flow in flows for part in _components(flow)}
+    layers = {part.layers[0] for flow in flows for part in flow.flows}
     widths = [layer.transform.choices.flat for layer in layers]
     return torch.finfo(flows[0].dtype).bits // 8 * (sum(widths) - max(widths))
-
-
-def _components(model: Model) -> list[Stack]:
-    components = list(model) if isinstance(model, Mixture) else [model]
-    return [component for component in components if isinstance(component, Stack)]
 
 
 def fitting(memory: int, of_one: int, what: str) -> int:

@@ -143,9 +143,9 @@ def exact_each(
     return [LogLikelihood(torch.cat(of_flow), "exact", first.features) for of_flow in values]
 
 
-def _shared_choices(flows: Sequence[Model], x: Tensor, context: Tensor | None) -> Known:
+def _shared_choices(models: Sequence[Model], x: Tensor, context: Tensor | None) -> Known:
     """The choices of first layers that occur more than once."""
-    layers = [layer for flow in flows for layer in flow.first_layers]
+    layers = [flow.layers[0] for model in models for flow in model.flows]
     shared = {layer for layer in layers if layers.count(layer) > 1 and not layer.autoregressive_in_u}
     return {layer: layer.generator_choices(Point(x, x), context) for layer in shared}
 

@@ -16,7 +16,6 @@ import torch
 
 import xorflow as xf
 from xorflow.conditioners import Source
-from xorflow.flows import SampleNoise
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -220,7 +219,7 @@ def test_the_plain_network_is_the_same_network(bench: SimpleNamespace, order: st
 
 def test_the_sequential_sampler_gives_the_same_samples(bench: SimpleNamespace) -> None:
     flow = bench.models.new_flow(6, 1, torch.device("cpu"))
-    noise = SampleNoise.draw(flow, 64, torch.Generator().manual_seed(0))
+    noise = flow.draw_noise(64, torch.Generator().manual_seed(0))
     assert torch.equal(bench.references.sequential_sample(flow, noise), flow.sample_with(noise))
 
 
@@ -230,7 +229,7 @@ def test_one_pass_tells_every_sample(bench: SimpleNamespace, network: type) -> N
     flow = xf.LatentFlow(
         [xf.Layer(network(6, width=8, order="random:1"))], xf.FactorisedBase(6, p0=0.8)
     ).double()
-    noise = SampleNoise.draw(flow, 64, torch.Generator().manual_seed(0))
+    noise = flow.draw_noise(64, torch.Generator().manual_seed(0))
     x = flow.sample_with(noise)
     assert torch.equal(bench.references.recomputed(flow, noise, x), x)
     assert torch.equal(bench.references.sequential_sample(flow, noise), x)

@@ -8,7 +8,6 @@ from standin import Graph, graph
 from xorflow._cuda import decoding
 from xorflow.conditioners import CausalTransformer
 from xorflow.data import Split
-from xorflow.flows import SampleNoise
 from xorflow.flows.sampling import by_passes
 
 pytestmark = pytest.mark.usefixtures("stand_in")
@@ -36,7 +35,7 @@ def test_captured_steps_give_the_samples_of_whole_passes(
     for parameter in net.parameters():
         parameter.add_(0.3 * torch.randn_like(parameter))
     flow = zoo.flow(zoo.Layer(net)).double().eval()
-    noise = SampleNoise.draw(flow, 6, torch.Generator().manual_seed(0))
+    noise = flow.draw_noise(6, torch.Generator().manual_seed(0))
     seen = torch.rand(6, context, dtype=torch.float64) if context else None
     expected = by_passes(flow.layers[0], flow.base.sample(noise.base), noise.layers[:, 0], seen)
     for _ in range(2):  # a second decoder captures anew
@@ -58,7 +57,7 @@ def test_decoding_that_cannot_be_captured_is_done_as_ever(monkeypatch: pytest.Mo
     torch.manual_seed(0)
     net = CausalTransformer(12, width=8, depth=1, heads=2, dropout=0.0, shape=(3, 4))
     flow = zoo.flow(zoo.Layer(net)).double().eval()
-    noise = SampleNoise.draw(flow, 6, torch.Generator().manual_seed(0))
+    noise = flow.draw_noise(6, torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = by_passes(flow.layers[0], flow.base.sample(noise.base), noise.layers[:, 0], None)
     assert torch.equal(flow.sample_with(noise), expected.long())

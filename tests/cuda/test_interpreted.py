@@ -12,7 +12,6 @@ from xorflow._math import philox_uniforms
 from xorflow._states import Alphabet, Layout
 from xorflow.conditioners import Source
 from xorflow.data import Split
-from xorflow.flows import SampleNoise
 from xorflow.flows.choices import Choices
 from xorflow.training.optimiser import FusedAdam
 
@@ -81,7 +80,7 @@ def test_sampling_is_one_pass_for_each_feature(
     )
     for parameter in latent.layers.parameters():
         parameter.data.mul_(3)
-    noise = SampleNoise.draw(latent, batch, torch.Generator().manual_seed(1))
+    noise = latent.draw_noise(batch, torch.Generator().manual_seed(1))
     with torch.no_grad():
         found = (latent if reading == "latent" else latent.greedy()).sample_with(noise)
         y = latent.base.sample(noise.base).long()

@@ -200,7 +200,7 @@ COUPLINGS = [(kind, name) for kind, name in CASES if "coupling" in name]
 @pytest.mark.parametrize(("kind", "name"), COUPLINGS)
 def test_a_coupling_begins_with_any_features_that_it_sees(kind, name):
     model = make(kind, name)
-    first = model.first_layers[0]
+    first = model.flows[0].layers[0]
     mask = first.conditioner.mask
     assert mask is not None
     x, p, context = enumerated(model)

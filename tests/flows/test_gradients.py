@@ -80,7 +80,7 @@ def test_a_deterministic_flow_has_one_for_its_base_alone(name):
 
 
 def test_many_rows_and_several_leading_shapes_are_the_sum_of_their_parts(monkeypatch):
-    monkeypatch.setattr("xorflow.flows.distribution._ROWS_AT_A_TIME", 5)
+    monkeypatch.setattr("xorflow.flows.model._ROWS_AT_A_TIME", 5)
     flow = zoo.make("K 4, 2, 3 posterior")
     x = all_states(flow.categories).reshape(2, 3, 4, 3)
     context = torch.randn(3, 1, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

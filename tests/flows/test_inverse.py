@@ -69,13 +69,13 @@ def test_ten_thousand_images_come_back_through_eight_layers():
 
 def test_what_never_converges_is_an_error(monkeypatch):
     """A network that sees what it must not: the inverse refuses to return something wrong."""
-    monkeypatch.setattr("xorflow.flows.stack.check_normalised", lambda _: None)
+    monkeypatch.setattr("xorflow.flows.flow.check_normalised", lambda _: None)
     flow = xf.Flow([xf.Layer(xf.MADE(1, (), sees={"state": "up to"}))], xf.FactorisedBase(1))
     with torch.no_grad():
         flow.layers[0].conditioner.net[-1].weight.fill_(2.0)
         flow.layers[0].conditioner.net[-1].bias.fill_(-1.0)  # u = x: no x leads to y = 1
     with pytest.raises(AssertionError, match="converges"):
-        invert(flow, torch.ones(1, 1, dtype=torch.uint8), "greedy", None)
+        invert(flow.layers, torch.ones(1, 1, dtype=torch.uint8), "greedy", None)
 
 
 def test_a_context_may_be_shared_and_of_another_float_type():

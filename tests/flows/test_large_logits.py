@@ -10,7 +10,7 @@ from xorflow import MADE, FactorisedBase, LatentFlow, Layer
 from xorflow._math import enumerate_states
 from xorflow._states import Alphabet, Layout
 from xorflow.flows import Choices
-from xorflow.flows.marginal import expected_total, marginal_total
+from xorflow.flows.likelihood import expected_total, marginal_by_feature
 
 SIZES = [0.0, 0.5, 3.0, 20.0, 1e3, 1e4, 1e6, math.inf]
 LOGITS = torch.tensor([sign * size for size in SIZES for sign in (-1.0, 1.0)])
@@ -28,7 +28,7 @@ def bits(logits: Tensor) -> Choices:
 
 
 def mixed(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
-    """`marginal_total` of each feature, by the choices' mixture."""
+    """`marginal_by_feature` of each feature, by the choices' mixture."""
     zero, one = (-bases).sigmoid().log(), bases.sigmoid().log()
     outcomes = torch.stack((torch.lerp(zero, one, x), torch.lerp(one, zero, x)), -1)
     return bits(logits).log_mixture([outcomes])
@@ -36,7 +36,10 @@ def mixed(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
 
 def total(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
     return torch.cat(
-        [marginal_total(logits[i, None, None], x[i, None, None], bases[i, None]) for i in range(len(x))]
+        [
+            marginal_by_feature(logits[i, None, None], x[i, None, None], bases[i, None]).sum(-1)
+            for i in range(len(x))
+        ]
     )
 
 

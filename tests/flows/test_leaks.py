@@ -12,7 +12,7 @@ from xorflow.conditioners import Conditioner, MaskedLinear, Source
 @pytest.fixture
 def unchecked(monkeypatch):
     """Build models that the library refuses."""
-    monkeypatch.setattr("xorflow.flows.stack.check_normalised", lambda _: None)
+    monkeypatch.setattr("xorflow.flows.flow.check_normalised", lambda _: None)
 
 
 def off_by(flow: LatentFlow) -> float:

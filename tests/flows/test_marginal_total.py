@@ -5,7 +5,11 @@ import torch
 from torch import Tensor
 
 from xorflow import MADE, FactorisedBase, LatentFlow, Layer
-from xorflow.flows.marginal import marginal_total
+from xorflow.flows.likelihood import marginal_by_feature
+
+
+def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
+    return marginal_by_feature(logits, x, base_logits).sum(-1)
 
 
 def value_and_gradients(flow: LatentFlow, x: Tensor) -> list[Tensor]:

@@ -13,7 +13,6 @@ from xorflow._math import philox_uniforms
 from xorflow._states import Alphabet, Layout
 from xorflow.conditioners import Source
 from xorflow.data import Split
-from xorflow.flows import SampleNoise
 from xorflow.flows.choices import Choices
 from xorflow.training.optimiser import FusedAdam
 
@@ -118,7 +117,7 @@ def test_sampling_is_one_pass_for_each_feature(features: int, hidden: int, batch
     latent = LatentFlow([Layer(MADE(features, (hidden,), order=order))], FactorisedBase(features)).to(CUDA)
     for parameter in latent.layers.parameters():
         parameter.data.mul_(3)
-    noise = SampleNoise.draw(latent, batch, torch.Generator(CUDA).manual_seed(1))
+    noise = latent.draw_noise(batch, torch.Generator(CUDA).manual_seed(1))
     flow = latent if reading == "latent" else latent.greedy()
     found = flow.sample_with(noise)
     y = latent.base.sample(noise.base).long()

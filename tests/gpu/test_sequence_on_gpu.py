@@ -9,7 +9,6 @@ import torch
 import xorflow as xf
 from tiny_runs import call, make_steps
 from xorflow._cuda.steps import CapturedSteps
-from xorflow.flows import SampleNoise
 from xorflow.flows.sampling import by_passes
 from xorflow.training import Options, Trainer, init_from_data
 from xorflow.training.build import build_data, build_estimator, build_flow
@@ -104,7 +103,7 @@ def test_cached_samples_are_those_of_whole_passes(
     network: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow = _trainer(**network, precision="64-true").flow.double().eval()
-    noise = SampleNoise.draw(flow, 8, torch.Generator(CUDA).manual_seed(0))
+    noise = flow.draw_noise(8, torch.Generator(CUDA).manual_seed(0))
     found = flow.sample_with(noise)
     monkeypatch.setattr(type(flow.layers[0].conditioner), "incremental", lambda *_: None)
     assert torch.equal(flow.sample_with(noise), found)
@@ -113,7 +112,7 @@ def test_cached_samples_are_those_of_whole_passes(
 @torch.no_grad()
 def _assert_launched(flow: xf.LatentFlow, context: torch.Tensor | None = None) -> None:
     """Captured steps give the very integers of whole passes, without a pass that mends them."""
-    noise = SampleNoise.draw(flow, 8, torch.Generator(CUDA).manual_seed(0))
+    noise = flow.draw_noise(8, torch.Generator(CUDA).manual_seed(0))
     net = flow.layers[0].conditioner
     decoder = net.incremental(8, context, 56)
     assert decoder is not None

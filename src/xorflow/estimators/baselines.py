@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from xorflow.errors import ConfigError
 from xorflow.estimators.sampled_objective import SampledObjective
 from xorflow.flows import LatentFlow
-from xorflow.flows.trace import GREEDY, Draws
+from xorflow.flows.choices import GREEDY, Draws
 
 Standardise = Literal["none", "one", "feature"]
 

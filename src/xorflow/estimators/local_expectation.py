@@ -12,7 +12,7 @@ from xorflow.estimators.base import Estimator, Loss
 from xorflow.estimators.descendants import FeatureSum, structure
 from xorflow.estimators.layerwise import after, descendant_sums, end_rewards, require_summable
 from xorflow.flows import LatentFlow, Point
-from xorflow.flows.trace import choose
+from xorflow.flows.choices import choose
 
 
 class LocalExpectation(Estimator):

@@ -11,7 +11,7 @@ from xorflow.estimators.concrete import checked_temperature, end_of_pass
 from xorflow.estimators.layerwise import pushed, require_no_own
 from xorflow.estimators.relaxed_states import Relaxed, corners, relaxed_rewards
 from xorflow.flows import Choices, LatentFlow
-from xorflow.flows.trace import choose as choose_by
+from xorflow.flows.choices import choose as choose_by
 
 
 class ReinMax(Estimator):

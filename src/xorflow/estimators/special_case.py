@@ -17,7 +17,7 @@ from xorflow.estimators.descendants import Descendants, FeatureSum, structure, w
 from xorflow.estimators.entropy import EntropyBonus
 from xorflow.estimators.sampled_objective import SampledObjective
 from xorflow.flows import LatentFlow
-from xorflow.flows.trace import GREEDY, Draws
+from xorflow.flows.choices import GREEDY, Draws
 
 Rewards = Literal["descendants", "all", "two-term", "impatient", "appendix"]
 _REWARDS = ("descendants", "all", "two-term", "impatient", "appendix")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +13,10 @@ from torch.nn.functional import softplus as torch_softplus
 from xorflow._autograd import Function
 from xorflow._math import full_precision
 from xorflow._states import Layout
+
+GREEDY: Literal["greedy"] = "greedy"
+Draws = Tensor | Literal["greedy"]
+"""Uniforms in (0, 1) if floating, the choices u themselves if integers, both (..., L, D); or the most probable choice."""
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -224,3 +229,11 @@ class _Categories:
 
     def log_mixture(self, values: Tensor) -> Tensor:
         return torch.logsumexp(self.log_probs() + values, -1)
+
+
+def choose(choices: Choices, draws: Draws) -> Tensor:
+    """u by the draws: the most probable value, by inversion of uniforms, or given as integers; without gradient."""
+    with torch.no_grad():
+        if isinstance(draws, str):
+            return choices.mode()
+        return choices.sample(draws) if draws.is_floating_point() else choices.alphabet.integers(draws)

@@ -12,11 +12,9 @@ from torch import Tensor
 
 from xorflow.bases import FactorisedBase
 from xorflow.errors import Intractable, ModelError
-from xorflow.flows import passes
-from xorflow.flows.choices import Choices
-from xorflow.flows.layer import Layer
+from xorflow.flows.choices import GREEDY, Choices
+from xorflow.flows.layer import Layer, LayerList, Point
 from xorflow.flows.likelihood import log_marginal
-from xorflow.flows.trace import GREEDY, Point
 from xorflow.flows.validity import is_chain
 
 _MOST_PAIRS = 2**22
@@ -96,22 +94,22 @@ class Conditionals(ABC):
         return completed
 
 
-class LatentConditionals(Conditionals):
-    """Those of a layer whose choices are summed out."""
+class FlowConditionals(Conditionals):
+    """Those of layers in one ordering, on a base."""
 
-    def __init__(self, layer: Layer, base: FactorisedBase, context: Tensor | None) -> None:
-        self._layer, self._base, self._context = layer, base, context
-        self.order = _order_of(layer)
-
-    def of(self, x: Tensor) -> Tensor:
-        choices = self._layer.generator_choices(Point(x, x), self._context)
-        return log_marginal(choices, self._layer.transform, self._base, x).double()
-
-    def steps(self, batch: int, known: Tensor | None = None) -> Steps:
-        return _LatentSteps(self._layer, self._base, self._context, batch, self.order_from(known))
+    def __init__(self, layers: LayerList, base: FactorisedBase, context: Tensor | None) -> None:
+        orders = {_order_of(layer) for layer in layers}
+        couplings = any(layer.conditioner.mask is not None for layer in layers)
+        if len(orders) > 1 or (couplings and len(layers) > 1):
+            raise Intractable(
+                "p(x_d | what is before d) of a deterministic flow needs layers in one ordering, and these differ; "
+                "log_prob is exact in any"
+            )
+        self.layers, self.base, self.context = layers, base, context
+        (self.order,) = orders
 
     def order_from(self, known: Tensor | None) -> tuple[int, ...]:
-        mask = self._layer.conditioner.mask
+        mask = self.layers[0].conditioner.mask
         if mask is None or known is None:
             return super().order_from(known)
         # features of a mask are told by nothing, and the others by all of the mask: within each kind any order will do
@@ -123,29 +121,26 @@ class LatentConditionals(Conditionals):
         return tuple(torch.argsort(2 * (~mask).int() + (~known).int(), stable=True).tolist())
 
 
-class DeterministicConditionals(Conditionals):
-    """Those of a bijection whose layers share one ordering: log p(y_d), where x_d and what is before it tell y_d."""
-
-    def __init__(self, layers: Sequence[Layer], base: FactorisedBase, context: Tensor | None) -> None:
-        orders = {_order_of(layer) for layer in layers}
-        couplings = any(layer.conditioner.mask is not None for layer in layers)
-        if len(orders) > 1 or (couplings and len(layers) > 1):
-            raise Intractable(
-                "p(x_d | what is before d) of a deterministic flow needs layers in one ordering, and these differ; "
-                "log_prob is exact in any"
-            )
-        self._layers, self._base, self._context = list(layers), base, context
-        (self.order,) = orders
+class LatentConditionals(FlowConditionals):
+    """Those of a layer whose choices are summed out."""
 
     def of(self, x: Tensor) -> Tensor:
-        end = passes.run(self._layers, Point(x, x), GREEDY, self._context).end
-        return self._base.log_prob(end.state).double()
+        choices = self.layers[0].generator_choices(Point(x, x), self.context)
+        return log_marginal(choices, self.layers[0].transform, self.base, x).double()
 
     def steps(self, batch: int, known: Tensor | None = None) -> Steps:
-        return _DeterministicSteps(self._layers, self._base, self._context, batch, self.order_from(known))
+        return _LatentSteps(self, batch, self.order_from(known))
 
-    def order_from(self, known: Tensor | None) -> tuple[int, ...]:
-        return LatentConditionals(self._layers[0], self._base, self._context).order_from(known)
+
+class DeterministicConditionals(FlowConditionals):
+    """Those of a bijection: log p(y_d), where x_d and what is before it tell y_d."""
+
+    def of(self, x: Tensor) -> Tensor:
+        end = self.layers.run(Point(x, x), GREEDY, self.context).end
+        return self.base.log_prob(end.state).double()
+
+    def steps(self, batch: int, known: Tensor | None = None) -> Steps:
+        return _DeterministicSteps(self, batch, self.order_from(known))
 
 
 class MixedConditionals(Conditionals):
@@ -236,12 +231,10 @@ class _Reader:
 
 
 class _LatentSteps(Steps):
-    def __init__(
-        self, layer: Layer, base: FactorisedBase, context: Tensor | None, batch: int, order: Sequence[int]
-    ) -> None:
+    def __init__(self, flow: FlowConditionals, batch: int, order: Sequence[int]) -> None:
         super().__init__(order)
-        self._layer, self._base = layer, base
-        self._reader = _Reader(layer, context, batch, order)
+        self._layer, self._base = flow.layers[0], flow.base
+        self._reader = _Reader(self._layer, flow.context, batch, order)
 
     @torch.no_grad()
     def log_probs(self) -> Tensor:
@@ -272,23 +265,15 @@ class _LatentSteps(Steps):
 
 
 class _DeterministicSteps(Steps):
-    def __init__(
-        self,
-        layers: Sequence[Layer],
-        base: FactorisedBase,
-        context: Tensor | None,
-        batch: int,
-        order: Sequence[int],
-    ) -> None:
+    def __init__(self, flow: FlowConditionals, batch: int, order: Sequence[int]) -> None:
         super().__init__(order)
-        self._layers, self._base, self._context = list(layers), base, context
-        device = base.logits.device
-        self._x = torch.zeros(batch, len(self.order), dtype=base.states.dtype, device=device)
-        networks = [layer.conditioner for layer in self._layers]
-        by_state = not is_chain(networks) and not any(layer.autoregressive_in_u for layer in self._layers)
-        self._readers = (
-            [_Reader(layer, context, batch, order) for layer in self._layers] if by_state else None
-        )
+        self._layers, self._base, self._context = flow.layers, flow.base, flow.context
+        states = flow.base.states
+        self._x = torch.zeros(batch, states.features, dtype=states.dtype, device=flow.base.logits.device)
+        together = is_chain([layer.conditioner for layer in self._layers])
+        self._readers = None
+        if not together and not any(layer.autoregressive_in_u for layer in self._layers):
+            self._readers = [_Reader(layer, flow.context, batch, order) for layer in self._layers]
         self._us: list[Tensor] | None = None  # of the feature whose turn it is, once they are known
 
     @torch.no_grad()
@@ -323,7 +308,7 @@ class _DeterministicSteps(Steps):
         """By layer the most probable u (B, 1) of the feature whose turn it is."""
         if self._readers is not None:
             return [reader.choices().mode() for reader in self._readers]
-        trace = passes.run(self._layers, Point(self._x, self._x), GREEDY, self._context)
+        trace = self._layers.run(Point(self._x, self._x), GREEDY, self._context)
         return [u.expand(len(self._x), -1)[:, self.feature, None] for u in trace.us]
 
 

@@ -2,18 +2,105 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from xorflow._math import ENUMERATION_LIMIT, enumerate_states
 from xorflow.bases import FactorisedBase
 from xorflow.data import validate
-from xorflow.errors import Intractable
+from xorflow.errors import Intractable, ModelError
 from xorflow.flows import likelihood
+from xorflow.flows.choices import GREEDY, Choices, Draws
 from xorflow.flows.conditionals import Conditionals, DeterministicConditionals, LatentConditionals
+from xorflow.flows.layer import Known, Layer, LayerList, Point, Proposal, Trace
+from xorflow.flows.model import Model
 from xorflow.flows.sampling import SampleNoise, invert
-from xorflow.flows.stack import Stack
-from xorflow.flows.trace import GREEDY, Known, Point
+from xorflow.flows.validity import check_fit, check_normalised, is_chain
+
+
+class Stack(Model):
+    """What both kinds share: layers and a base, checked to fit together and to be normalised when built.
+
+    Args:
+        layers: from data to base.
+        base: the distribution of y.
+    """
+
+    def __init__(self, layers: Sequence[Layer] | LayerList, base: FactorisedBase) -> None:
+        check_fit(layers, base)
+        generators = [layer.conditioner for layer in layers]
+        check_normalised(generators)
+        super().__init__(base.states, generators[0].context_features)
+        self.layers = layers if isinstance(layers, LayerList) else LayerList(layers)
+        self.base = base
+        self.is_chain = is_chain(generators)
+
+    @property
+    def flows(self) -> Sequence[Stack]:
+        return [self]
+
+    @property
+    def depth(self) -> int:
+        return len(self.layers)
+
+    @property
+    def has_posterior(self) -> bool:
+        """Whether every layer has a posterior to draw choices from."""
+        return all(layer.posterior is not None for layer in self.layers)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.logits.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.base.logits.device
+
+    def _rows(self) -> list[tuple[str, object]]:
+        layers = [(f"layer {number} of {self.depth}", layer) for number, layer in enumerate(self.layers, 1)]
+        return [*super()._rows(), *layers, ("base", self.base)]
+
+    def start(self, x: Tensor) -> Point:
+        """The beginning of a pass, from integers x (..., D)."""
+        x = self.states.integers(x)
+        return Point(x=x, state=x)
+
+    def run(
+        self,
+        start: Tensor | Point,
+        *,
+        draws: Draws,
+        context: Tensor | None = None,
+        stop: int | None = None,
+        proposal: Proposal = "p",
+        known: Known | None = None,
+    ) -> Trace:
+        """Pass from data (integers), or from any point of an earlier pass, towards the base.
+
+        Args:
+            start: integers (..., D), or a `Point`.
+            draws: (..., L', D) for the L' layers passed; see `Draws`. Choices carry no gradient; log terms do.
+            context: (..., C).
+            stop: pass the layers before this one (default: all).
+            proposal: whose distribution the choices are drawn from, the generator's p or the posterior's q.
+            known: p of first layers at these very data, computed already.
+        """
+        point = start if isinstance(start, Point) else self.start(start)
+        return self.layers.run(point, draws, context, stop=stop, proposal=proposal, known=known)
+
+    def draw_noise(self, count: int, generator: torch.Generator | None = None) -> SampleNoise:
+        size = (count, self.depth + 1, self.features)
+        uniforms = torch.rand(size, dtype=self.dtype, device=self.device, generator=generator)
+        return SampleNoise(uniforms[:, 0], uniforms[:, 1:])
+
+    def invert(self, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
+        """Integers x from integers y with the noise held: uniforms (..., L, D), or greedy choices."""
+        return invert(self.layers, y, draws, context, together=self.is_chain).long()
+
+    def floor(self) -> Tensor:
+        return self.base.floor()
 
 
 class Flow(Stack):
@@ -45,7 +132,7 @@ class Flow(Stack):
         return self.base.log_prob(end.state).double().sum(-1)
 
     def conditionals(self, context: Tensor | None = None) -> Conditionals:
-        return DeterministicConditionals(list(self.layers), self.base, context)
+        return DeterministicConditionals(self.layers, self.base, context)
 
     @torch.no_grad()
     def to_base(self, x: Tensor, context: Tensor | None = None) -> Tensor:
@@ -57,11 +144,11 @@ class Flow(Stack):
     def to_data(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         """Integers x from integers y: the exact inverse of `to_base`."""
         y = self.states.integers(validate(y, self.categories, allow_empty=True))
-        return invert(self, y, GREEDY, context).long()
+        return self.invert(y, GREEDY, context)
 
     @torch.no_grad()
     def sample_with(self, noise: SampleNoise, context: Tensor | None = None) -> Tensor:
-        return invert(self, self.base.sample(noise.base), GREEDY, context).long()
+        return self.invert(self.base.sample(noise.base), GREEDY, context)
 
 
 class LatentFlow(Stack):
@@ -87,8 +174,33 @@ class LatentFlow(Stack):
         """Whether the likelihood is one pass: depth 1, and not autoregressive in u."""
         return self.depth == 1 and self.last_layer_summable
 
+    @property
+    def last_layer_summable(self) -> bool:
+        """Whether the last layer's choices are independent given its inputs, so that they can be summed out."""
+        return not self.layers[-1].autoregressive_in_u
+
+    @property
+    def shares_one_order(self) -> bool:
+        """Whether all layers visit the features in one and the same ordering."""
+        orders = {layer.conditioner.order for layer in self.layers}
+        return len(orders) == 1 and None not in orders
+
     def greedy(self) -> Flow:
         return Flow(self.layers, self.base)
+
+    def last_generator(self, point: Point, context: Tensor | None, known: Known | None = None) -> Choices:
+        """The last layer's choice at a point before it, for layers whose choices can be summed out."""
+        if not self.last_layer_summable:
+            raise ModelError(
+                "the last layer is autoregressive in its own u: its choices cannot be summed out"
+            )
+        last = self.layers[-1]
+        return known[last] if known and last in known else last.generator_choices(point, context)
+
+    def last_choices(self, point: Point, context: Tensor | None) -> tuple[Choices, list[Tensor]]:
+        """The last layer's choice and the log base probability that each of its values leads to, by group (..., n, U)."""
+        choices = self.last_generator(point, context)
+        return choices, likelihood.outcomes(self.layers[-1].transform, self.base, point.state)
 
     def log_marginal(self, point: Point, context: Tensor | None = None, known: Known | None = None) -> Tensor:
         r"""The last layer summed out, feature by feature: :math:`\log \sum_{u_d} p(u_d)\, p_d(x_d \ominus u_d)`, (..., D).
@@ -132,7 +244,7 @@ class LatentFlow(Stack):
                 "p(x_d | what is before d) of a latent flow needs depth 1 and choices that do not see their own u, whose past "
                 f"values x does not determine; this one has depth {self.depth}: try flow.greedy() with one ordering"
             )
-        return LatentConditionals(self.layers[0], self.base, context)
+        return LatentConditionals(self.layers, self.base, context)
 
     def _enumerated(self, x: Tensor, context: Tensor | None) -> Tensor:
         stop = self.depth - 1 if self.last_layer_summable else self.depth
@@ -167,30 +279,4 @@ class LatentFlow(Stack):
 
     @torch.no_grad()
     def sample_with(self, noise: SampleNoise, context: Tensor | None = None) -> Tensor:
-        return invert(self, self.base.sample(noise.base), noise.layers, context).long()
-
-
-@torch.no_grad()
-def refit_base(
-    flow: Flow, x: Tensor, context: Tensor | None = None, *, batch_size: int = 4096
-) -> FactorisedBase:
-    """A base fitted to the residuals y of a deterministic flow on training data, with add-1/2 smoothing.
-
-    Frequencies are the maximum-likelihood base for a fixed bijection; use training data, never the test set.
-
-    Args:
-        flow: the deterministic flow.
-        x: integers (N, D), the training data.
-        context: (N, C) or None.
-        batch_size: rows passed at a time.
-    """
-    counts = [torch.zeros(k, dtype=torch.int64, device=flow.device) for k in flow.categories]
-    for begin in range(0, len(x), batch_size):
-        part = slice(begin, begin + batch_size)
-        y = flow.to_base(x[part].to(flow.device), None if context is None else context[part].to(flow.device))
-        for count, column in zip(counts, y.unbind(-1), strict=True):
-            count += torch.bincount(column, minlength=len(count))
-    smoothed = [count.double() + 0.5 for count in counts]
-    probabilities = [count / count.sum() for count in smoothed]
-    base = FactorisedBase(flow.features, categories=flow.categories, probabilities=probabilities)
-    return base.to(flow.device, flow.dtype)
+        return self.invert(self.base.sample(noise.base), noise.layers, context)

@@ -1,9 +1,14 @@
-"""One layer: a transform, the generator's conditioner, and optionally the posterior's."""
+"""Layers, each a transform and its networks, and the pass through them from data to base.
+
+That pass is the one primitive which likelihoods, estimators and samples are made of: a `Point` says where it stands, and a
+`Trace` is the record of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import overload
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +16,78 @@ from torch import Tensor, nn
 from xorflow._states import NEVER, Layout
 from xorflow.conditioners.base import Conditioner, Source
 from xorflow.errors import ModelError
-from xorflow.flows.choices import Choices
-from xorflow.flows.trace import Point
+from xorflow.flows.choices import Choices, Draws, choose
 from xorflow.transforms import ModularShift, Transform
+
+Proposal = Literal["p", "q"]
+"""Whose distribution choices are drawn from: the generator's p or the posterior's q."""
+
+Known = Mapping[nn.Module, Choices]
+"""By layer, p(u | data) of first layers, computed already for the very rows and context of a pass."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """All that the layers still to come can see.
+
+    Attributes:
+        x: the data, integers (..., D); or relaxed, see `Alphabet`, in estimators that differentiate through states.
+        state: the running state x^(l).
+        previous: u^(l), the choice of the layer just applied (`None` before the first).
+        layer: how many layers have been applied.
+    """
+
+    x: Tensor
+    state: Tensor
+    previous: Tensor | None = None
+    layer: int = 0
+
+    def inputs(self, own: Tensor | None = None) -> dict[Source, Tensor]:
+        """By source, what a conditioner can ask for here."""
+        # the paper's u^(0) := x; posteriors of the first layer use it
+        previous = self.x if self.previous is None else self.previous
+        inputs = {Source.X: self.x, Source.STATE: self.state, Source.PREVIOUS: previous}
+        return inputs if own is None else inputs | {Source.OWN: own}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The record of a pass through some layers: choices, their distributions, and where it ended.
+
+    Leading shapes broadcast: with draws (S, B, L, D) and data (B, D), what depends on draws has shape (S, B, ...), and
+    what does not, such as the first layer's logits, is computed once for all S.
+
+    Attributes:
+        start: where the pass began.
+        end: where it ended.
+        us: the choices, integers, one tensor for each layer passed.
+        generator: p's choices, one for each layer passed.
+        posterior: q's choices, if u was drawn from q.
+    """
+
+    start: Point
+    end: Point
+    us: tuple[Tensor, ...]
+    generator: tuple[Choices, ...]
+    posterior: tuple[Choices, ...] | None = None
+
+    @property
+    def u(self) -> Tensor:
+        """The choices as integers (..., L, D)."""
+        return _stacked(self.us)
+
+    def log_p(self) -> Tensor:
+        """log p(u_d | parents) of every choice, (..., L, D), with graph."""
+        return _stacked([p.log_prob(u) for p, u in zip(self.generator, self.us, strict=True)])
+
+    def log_q(self) -> Tensor:
+        """log q(u_d | inputs) of every choice, (..., L, D), with graph."""
+        assert self.posterior is not None, "the choices of this trace were not drawn from the posterior"
+        return _stacked([q.log_prob(u) for q, u in zip(self.posterior, self.us, strict=True)])
+
+
+def _stacked(by_layer: Sequence[Tensor]) -> Tensor:
+    return torch.stack(torch.broadcast_tensors(*by_layer), -2)
 
 
 class Layer(nn.Module):
@@ -103,6 +177,40 @@ class Layer(nn.Module):
             logits = logits + (generator or self.generator_choices(point, context)).logits
         return Choices(self._on_support(logits), self.layout)
 
+    def choose(
+        self, point: Point, draws: Draws, context: Tensor | None, known: Known | None = None
+    ) -> tuple[Tensor, Choices]:
+        """u by the draws (..., D), and p(u | what it sees) there."""
+        if self.autoregressive_in_u:
+            u = self._choose_in_order(point, draws, context)
+            return u, self.generator_choices(point, context, u)
+        p = known[self] if known and self in known else self.generator_choices(point, context)
+        return choose(p, draws), p
+
+    def propose(self, point: Point, draws: Draws, context: Tensor | None) -> tuple[Tensor, Choices, Choices]:
+        """u by the draws from the posterior, and both p(u | what it sees) and q(u | what it sees) there."""
+        p = None if self.autoregressive_in_u else self.generator_choices(point, context)
+        q = self.posterior_choices(point, context, p)
+        u = choose(q, draws)
+        return u, p or self.generator_choices(point, context, u), q
+
+    @torch.no_grad()
+    def _choose_in_order(self, point: Point, draws: Draws, context: Tensor | None) -> Tensor:
+        """u of a layer that sees its own u: iterate on the whole vector with the noise held until nothing changes.
+
+        Pass k has at least the first k features of the ordering right, so D + 1 passes always do; usually far fewer.
+        """
+        choices = self.transform.choices
+        if isinstance(draws, Tensor) and not draws.is_floating_point():
+            return choices.integers(draws)
+        u = torch.zeros_like(point.state, dtype=choices.dtype)
+        for _ in range(choices.features + 1):
+            again = choose(self.generator_choices(point, context, u), draws)
+            if again.shape == u.shape and torch.equal(again, u):
+                return u
+            u = again
+        raise AssertionError("a strictly autoregressive layer converges within D + 1 passes")
+
     def _on_support(self, logits: Tensor) -> Tensor:
         """Logits that are certain of u = 0, and have no gradient, at features that the layer leaves alone."""
         if self.unmoved is None:
@@ -118,7 +226,7 @@ class Layer(nn.Module):
 
 
 class LayerList(nn.ModuleList):
-    """An `nn.ModuleList` that says what it holds."""
+    """Layers from data to base: an `nn.ModuleList` that says what it holds."""
 
     def __iter__(self) -> Iterator[Layer]:
         return super().__iter__()  # pyright: ignore[reportReturnType]
@@ -129,6 +237,32 @@ class LayerList(nn.ModuleList):
     def __getitem__(self, idx: slice) -> LayerList: ...
     def __getitem__(self, idx: int | slice) -> Layer | LayerList:  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().__getitem__(idx)  # pyright: ignore[reportReturnType]
+
+    def run(
+        self,
+        start: Point,
+        draws: Draws,
+        context: Tensor | None,
+        *,
+        stop: int | None = None,
+        proposal: Proposal = "p",
+        known: Known | None = None,
+    ) -> Trace:
+        """Pass through the layers from `start` on; see `Stack.run`."""
+        point, us = start, []
+        generator: list[Choices] = []
+        posterior: list[Choices] = []
+        for index, layer in enumerate(list(self)[start.layer : stop]):
+            of_layer = draws if isinstance(draws, str) else draws[..., index, :]
+            if proposal == "q":
+                u, p, q = layer.propose(point, of_layer, context)
+                posterior.append(q)
+            else:
+                u, p = layer.choose(point, of_layer, context, known)
+            us.append(u)
+            generator.append(p)
+            point = Point(point.x, layer.transform.to_base(point.state, u), u, point.layer + 1)
+        return Trace(start, point, tuple(us), tuple(generator), tuple(posterior) if proposal == "q" else None)
 
 
 def _short(sizes: tuple[int, ...]) -> str:

@@ -7,14 +7,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from xorflow._states import Alphabet
 from xorflow.errors import Intractable, ModelError
 from xorflow.flows.conditionals import Conditionals, MixedConditionals
 from xorflow.flows.flow import Flow, LatentFlow
-from xorflow.flows.layer import Layer
+from xorflow.flows.layer import Known, Layer, Point
 from xorflow.flows.model import Model
 from xorflow.flows.sampling import SampleNoise
-from xorflow.flows.trace import Known, Point
 
 Component = Flow | LatentFlow
 
@@ -48,14 +46,12 @@ class Mixture(Model):
         weights: Sequence[float] | Tensor | None = None,
         learned: bool = True,
     ) -> None:
-        super().__init__()
         _check(components)
+        super().__init__(components[0].states, components[0].context_features)
         self.components = nn.ModuleList(components)
         self.learned = learned
-        start = (
-            _checked(weights, len(components)).log().to(torch.get_default_dtype()).to(components[0].device)
-        )
-        self.logits = nn.Parameter(start, requires_grad=learned)
+        start = _checked(weights, len(components)).log()
+        self.logits = nn.Parameter(start.to(components[0].device, components[0].dtype), requires_grad=learned)
 
     def __iter__(self) -> Iterator[Component]:
         for component in self.components:
@@ -65,28 +61,23 @@ class Mixture(Model):
     def __len__(self) -> int:
         return len(self.components)
 
-    # ---- what it has in common with a flow ----
-
     @property
-    def first(self) -> Component:
-        """The first component, which is like the others in all that they must share."""
-        return next(iter(self))
-
-    @property
-    def states(self) -> Alphabet:
-        return self.first.states
-
-    @property
-    def context_features(self) -> int:
-        return self.first.context_features
+    def flows(self) -> list[Component]:
+        return list(self)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.first.dtype
+        return self.logits.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.first.device
+        return self.logits.device
+
+    @property
+    def has_closed_form(self) -> bool:
+        return all(component.has_closed_form for component in self)
+
+    # ---- what estimators ask of a flow ----
 
     @property
     def depth(self) -> int:
@@ -99,23 +90,15 @@ class Mixture(Model):
         return [layer for component in self for layer in component.layers]
 
     @property
-    def has_posterior(self) -> bool:
-        """Posteriors are of single flows."""
-        return False
-
-    @property
     def last_layer_summable(self) -> bool:
-        """Whether every component's last layer can be summed out."""
-        return all(component.last_layer_summable for component in self)
+        """Whether every component is a latent flow whose last layer can be summed out."""
+        return all(isinstance(flow, LatentFlow) and flow.last_layer_summable for flow in self)
 
-    @property
-    def has_closed_form(self) -> bool:
-        """Whether every component's likelihood is one pass."""
-        return all(component.has_closed_form for component in self)
+    def start(self, x: Tensor) -> Point:
+        """The beginning of each component's pass, from integers x."""
+        return self.flows[0].start(x)
 
-    @property
-    def first_layers(self) -> list[Layer]:
-        return [layer for component in self for layer in component.first_layers]
+    # ---- what it is itself ----
 
     def _rows(self) -> list[tuple[str, object]]:
         weights = self.log_weights().detach().exp().tolist()
@@ -124,10 +107,6 @@ class Mixture(Model):
             for number, (weight, part) in enumerate(zip(weights, self, strict=True), 1)
         ]
         return [*super()._rows(), *parts]
-
-    def start(self, x: Tensor) -> Point:
-        """The beginning of each component's pass, from integers x."""
-        return self.first.start(x)
 
     def greedy(self) -> Mixture:
         """The mixture of the components' deterministic flows, with these very weights; exact at any depth."""
@@ -138,8 +117,6 @@ class Mixture(Model):
         twin = Mixture(components, learned=self.learned)
         twin.logits = self.logits
         return twin
-
-    # ---- likelihood ----
 
     def log_weights(self) -> Tensor:
         """(M,)."""
@@ -191,13 +168,12 @@ class Mixture(Model):
         best = torch.stack([-component.base.floor() for component in self])
         return -torch.logsumexp(self.log_weights().double() + best, 0)
 
-    # ---- samples ----
-
     def draw_noise(self, count: int, generator: torch.Generator | None = None) -> SampleNoise:
+        depth = self.depth
         # all noise of a row lies side by side, so that more samples begin with those of fewer, as they do for flows
-        size = (count, 1 + (self.depth + 1) * self.features)
+        size = (count, 1 + (depth + 1) * self.features)
         uniforms = torch.rand(size, dtype=self.dtype, device=self.device, generator=generator)
-        rows = uniforms[:, 1:].unflatten(-1, (self.depth + 1, self.features))
+        rows = uniforms[:, 1:].unflatten(-1, (depth + 1, self.features))
         return SampleNoise(rows[:, 0], rows[:, 1:], uniforms[:, 0])
 
     @torch.no_grad()
@@ -229,28 +205,24 @@ def _check(components: Sequence[Component]) -> None:
                 f"the components of a mixture are Flow or LatentFlow, and component {number} is a "
                 f"{type(component).__name__}"
             )
-    first = components[0]
+    first = _in_common(components[0])
     for number, other in enumerate(components[1:], 2):
-        if other.features != first.features:
-            raise ModelError(
-                f"the components of a mixture have the same features: component 1 has {first.features}, and "
-                f"component {number} has {other.features}"
-            )
-        if other.states != first.states:
-            raise ModelError(
-                f"the components of a mixture have the same categories: component 1 has {first.states.short()}, and "
-                f"component {number} has {other.states.short()}"
-            )
-        if other.context_features != first.context_features:
-            raise ModelError(
-                f"the components of a mixture see the same context: component 1 takes {first.context_features} "
-                f"features of it, and component {number} takes {other.context_features}"
-            )
-        if (other.dtype, other.device) != (first.dtype, first.device):
-            raise ModelError(
-                f"the components of a mixture have one type and one device: component 1 is {first.dtype} on {first.device}, "
-                f"and component {number} is {other.dtype} on {other.device}; move one with .to(...)"
-            )
+        for rule, its in _in_common(other).items():
+            if first[rule] != its:
+                raise ModelError(
+                    f"the components of a mixture {rule}: component 1 {first[rule]}, and component {number} {its}; build "
+                    "them alike, or move one with .to(...)"
+                )
+
+
+def _in_common(flow: Component) -> dict[str, str]:
+    """What components must share, by rule."""
+    return {
+        "have the same features": f"has {flow.features}",
+        "have the same categories": f"has {flow.states.short()}",
+        "see the same context": f"takes {flow.context_features} features of it",
+        "have one type and one device": f"is {flow.dtype} on {flow.device}",
+    }
 
 
 def _checked(weights: Sequence[float] | Tensor | None, count: int) -> Tensor:

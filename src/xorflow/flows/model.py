@@ -1,22 +1,28 @@
-"""What has a likelihood: the base class of flows and of mixtures of flows."""
+"""What has a likelihood: the base class of flows and of mixtures of flows, and the distribution that it stands for."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution, constraints
 
 from xorflow._repr import as_table, as_text
 from xorflow._states import Alphabet
-from xorflow.flows.distribution import ModelDistribution
-from xorflow.flows.trace import Known
+from xorflow.conditioners.base import common_lead
+from xorflow.data import validate
+from xorflow.errors import DataError, ModelError
+from xorflow.flows.layer import Known
 
 if TYPE_CHECKING:
     from xorflow.flows.conditionals import Conditionals
-    from xorflow.flows.layer import Layer
+    from xorflow.flows.flow import Stack
     from xorflow.flows.sampling import SampleNoise
+
+_ROWS_AT_A_TIME = 4096
 
 
 class Model(nn.Module, ABC):
@@ -24,17 +30,18 @@ class Model(nn.Module, ABC):
 
     `model(context)` is that distribution, as a `torch.distributions.Distribution`; it checks what comes in. The methods here
     take integers that fit, and are what it calls.
+
+    Attributes:
+        states: the space of x.
+        features: D.
+        categories: K_d, for each feature.
+        context_features: how many context features it takes (0: none).
     """
 
-    @property
-    @abstractmethod
-    def states(self) -> Alphabet:
-        """The space of x."""
-
-    @property
-    @abstractmethod
-    def context_features(self) -> int:
-        """How many context features it takes (0: none)."""
+    def __init__(self, states: Alphabet, context_features: int) -> None:
+        super().__init__()
+        self.states, self.features, self.categories = states, states.features, states.sizes
+        self.context_features = context_features
 
     @property
     @abstractmethod
@@ -48,27 +55,13 @@ class Model(nn.Module, ABC):
 
     @property
     @abstractmethod
+    def flows(self) -> Sequence[Stack]:
+        """The flows that it is made of: itself, or a mixture's components."""
+
+    @property
+    @abstractmethod
     def has_closed_form(self) -> bool:
         """Whether the exact likelihood is a pass of each network."""
-
-    @property
-    @abstractmethod
-    def has_posterior(self) -> bool:
-        """Whether every layer has a posterior to draw choices from."""
-
-    @property
-    @abstractmethod
-    def first_layers(self) -> list[Layer]:
-        """The layers that see the data as they are, whose choices other models may have computed already."""
-
-    @property
-    def features(self) -> int:
-        return self.states.features
-
-    @property
-    def categories(self) -> tuple[int, ...]:
-        """K_d, for each feature."""
-        return self.states.sizes
 
     def __repr__(self) -> str:
         return as_text(type(self).__name__, self._rows())
@@ -119,3 +112,104 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def floor(self) -> Tensor:
         """No model on these bases has a smaller negative log-likelihood, in nats."""
+
+
+class ModelDistribution(Distribution):
+    """The distribution of x under a model. Integers in, checked once; int64 integers out.
+
+    Args:
+        model: a flow or a mixture of flows.
+        context: (..., C), whose leading shape becomes the batch shape, or None.
+    """
+
+    has_rsample = False
+    arg_constraints: ClassVar[  # pyright: ignore[reportIncompatibleMethodOverride]
+        dict[str, constraints.Constraint]
+    ] = {}  # the parameters are a model's, not tensors
+
+    def __init__(self, model: Model, context: Tensor | None = None) -> None:
+        came = 0 if context is None else context.shape[-1]
+        if came != model.context_features:
+            raise ModelError(f"this flow takes {model.context_features} context features, and got {came}")
+        self.model = model
+        self.context = None if context is None else context.to(model.device, model.dtype)
+        batch = torch.Size() if context is None else context.shape[:-1]
+        super().__init__(batch, torch.Size([model.features]), validate_args=False)
+
+    def __repr__(self) -> str:
+        return f"ModelDistribution(batch_shape={tuple(self.batch_shape)}, model={self.model!r})"
+
+    @property
+    def support(self) -> constraints.Constraint:
+        highest = torch.tensor(self.model.categories, device=self.model.device) - 1
+        return constraints.independent(constraints.integer_interval(0, highest), 1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Exact log p(x) in nats; raises `Intractable`, naming what to call instead, where there is no exact value.
+
+        Differentiable: `-model(context).log_prob(x).mean().backward()` trains a latent flow of depth 1 or a mixture of them.
+        Of a deterministic `Flow` only the base has a gradient, since its layers' choices are hard. In training mode dropout,
+        if a network has any, is on wherever a gradient is taken; under `torch.no_grad()` or after `eval()` the value is exact.
+        """
+        rows, lead = self._rows(value)
+        context, size = self._rows_of_context(lead), _ROWS_AT_A_TIME
+        log_probs = [
+            self.model.log_likelihood(rows[i : i + size], None if context is None else context[i : i + size])
+            # no rows are one empty batch, which fails where any would
+            for i in range(0, max(1, len(rows)), size)
+        ]
+        return torch.cat(log_probs).reshape(lead)
+
+    def log_prob_by_feature(self, value: Tensor) -> Tensor:
+        """log p(x_d | what is before d) of each feature, (..., D) in nats, whose sum is `log_prob`; else `Intractable`.
+
+        What is before d is told by `model.conditionals().order`: features that come late are explained by more of the others.
+        """
+        rows, lead = self._rows(value)
+        conditionals = self.model.conditionals(self._rows_of_context(lead))
+        return conditionals.of(rows).reshape(*lead, self.model.features)
+
+    @torch.no_grad()
+    def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Independent draws of x, int64 (*sample_shape, *batch_shape, D)."""
+        lead = torch.Size(sample_shape) + self.batch_shape
+        noise = self.model.draw_noise(lead.numel(), generator)
+        return self.model.sample_with(noise, self._rows_of_context(lead)).reshape(*lead, self.model.features)
+
+    @torch.no_grad()
+    def complete(self, value: Tensor, known: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draws of x given its values at the features `known` (D,), one for each row of `value` (..., D).
+
+        `value` is ignored elsewhere, but must hold valid integers there. The known features must be a prefix of the
+        model's ordering, where the conditional is exact; otherwise the error says what is.
+        """
+        mask = torch.as_tensor(known, device=self.model.device)
+        if mask.dtype != torch.bool or mask.shape != (self.model.features,):
+            raise DataError(
+                f"known is one boolean for each of the {self.model.features} features, got {mask.dtype} {tuple(mask.shape)}"
+            )
+        x = validate(torch.as_tensor(value), self.model.categories).to(self.model.device)
+        rows, lead = self._expanded(x)
+        uniforms = torch.rand(
+            rows.shape, dtype=self.model.dtype, device=self.model.device, generator=generator
+        )
+        conditionals = self.model.conditionals(self._rows_of_context(lead))
+        return conditionals.complete(rows, mask, uniforms).long().reshape(*lead, self.model.features)
+
+    def _rows(self, value: Tensor) -> tuple[Tensor, torch.Size]:
+        """Checked integers (N, D) in the type of states, and the leading shape that they have together with the context."""
+        x = validate(torch.as_tensor(value), self.model.categories, allow_empty=True)
+        return self._expanded(x.to(self.model.device))
+
+    def _expanded(self, x: Tensor) -> tuple[Tensor, torch.Size]:
+        lead = common_lead(x.shape[:-1], self.batch_shape)
+        x = self.model.states.integers(x)
+        return x.expand(*lead, self.model.features).reshape(lead.numel(), self.model.features), lead
+
+    def _rows_of_context(self, lead: torch.Size) -> Tensor | None:
+        if self.context is None:
+            return None
+        width = self.context.shape[-1]
+        return self.context.expand(*lead, width).reshape(lead.numel(), width)

@@ -1,4 +1,4 @@
-"""A flow of binary data on another base."""
+"""A flow on another base: one of binary data on a given base, or a deterministic one on a base fitted to its residuals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xorflow._states import NEVER
 from xorflow.bases import FactorisedBase
 from xorflow.conditioners.base import Conditioner, Dependence, Source
 from xorflow.errors import ModelError
-from xorflow.flows.flow import LatentFlow
+from xorflow.flows.flow import Flow, LatentFlow
 from xorflow.flows.layer import Layer
 
 
@@ -60,6 +60,32 @@ def with_base(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
     *earlier, last = flow.layers
     rebased = Layer(_Rebased(last.conditioner, flow.base, base), last.transform)
     return LatentFlow([*earlier, rebased], base)
+
+
+@torch.no_grad()
+def refit_base(
+    flow: Flow, x: Tensor, context: Tensor | None = None, *, batch_size: int = 4096
+) -> FactorisedBase:
+    """A base fitted to the residuals y of a deterministic flow on training data, with add-1/2 smoothing.
+
+    Frequencies are the maximum-likelihood base for a fixed bijection; use training data, never the test set.
+
+    Args:
+        flow: the deterministic flow.
+        x: integers (N, D), the training data.
+        context: (N, C) or None.
+        batch_size: rows passed at a time.
+    """
+    counts = [torch.zeros(k, dtype=torch.int64, device=flow.device) for k in flow.categories]
+    for begin in range(0, len(x), batch_size):
+        part = slice(begin, begin + batch_size)
+        y = flow.to_base(x[part].to(flow.device), None if context is None else context[part].to(flow.device))
+        for count, column in zip(counts, y.unbind(-1), strict=True):
+            count += torch.bincount(column, minlength=len(count))
+    smoothed = [count.double() + 0.5 for count in counts]
+    probabilities = [count / count.sum() for count in smoothed]
+    base = FactorisedBase(flow.features, categories=flow.categories, probabilities=probabilities)
+    return base.to(flow.device, flow.dtype)
 
 
 class _Rebased(Conditioner):

@@ -14,20 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from xorflow._states import Layout
 from xorflow.conditioners.base import Incremental
-from xorflow.flows import passes
-from xorflow.flows.choices import Choices
-from xorflow.flows.layer import Layer
-from xorflow.flows.trace import Draws, Point, choose
-
-if TYPE_CHECKING:
-    from xorflow.flows.stack import Stack
+from xorflow.flows.choices import Choices, Draws, choose
+from xorflow.flows.layer import Layer, LayerList, Point
 
 _BLOCK_SIZE = 56
 """Features decoded together: large enough to amortise a block's overhead, small enough to converge in few rounds."""
@@ -41,25 +35,21 @@ class SampleNoise:
     layers: Tensor
     component: Tensor | None = None
 
-    @classmethod
-    def draw(cls, flow: Stack, count: int, generator: torch.Generator | None = None) -> SampleNoise:
-        """Fresh noise for `count` samples, on the flow's device."""
-        size = (count, flow.depth + 1, flow.features)
-        uniforms = torch.rand(size, dtype=flow.dtype, device=flow.device, generator=generator)
-        return cls(uniforms[:, 0], uniforms[:, 1:])
-
 
 @torch.no_grad()
-def invert(flow: Stack, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
-    """Integers x from integers y with the noise held: uniforms (..., L, D), or greedy choices."""
-    layers = list(flow.layers)
-    if flow.is_chain:
+def invert(
+    layers: LayerList, y: Tensor, draws: Draws, context: Tensor | None, *, together: bool = False
+) -> Tensor:
+    """Integers x from integers y with the noise held: uniforms (..., L, D), or greedy choices.
+
+    Layers that see more than the running state are inverted `together`.
+    """
+    if together:
         return _fixed_point(lambda x: _joint_step(layers, x, y, draws, context), y)
-    state = y
     for index in reversed(range(len(layers))):
         of_layer = draws if isinstance(draws, str) else draws[..., index, :]
-        state = invert_layer(layers[index], state, of_layer, context)
-    return state
+        y = invert_layer(layers[index], y, of_layer, context)
+    return y
 
 
 def invert_layer(layer: Layer, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
@@ -119,15 +109,14 @@ def _decode(layer: Layer, decoder: Incremental, order: Tensor, base: Tensor, noi
 
 def _step(layer: Layer, x: Tensor, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
     """x from y by the choices that a guess of x leads to."""
-    of_one = draws if isinstance(draws, str) else draws.unsqueeze(-2)
-    trace = passes.run([layer], Point(x, x), of_one, context)
-    return layer.transform.to_data(y, trace.us[0])
+    u, _ = layer.choose(Point(x, x), draws, context)
+    return layer.transform.to_data(y, u)
 
 
-def _joint_step(layers: list[Layer], x: Tensor, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
+def _joint_step(layers: LayerList, x: Tensor, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
     """All layers at once: triangular, hence convergent, if they share one ordering."""
-    trace = passes.run(layers, Point(x, x), draws, context)
-    for layer, u in zip(reversed(layers), reversed(trace.us), strict=True):
+    trace = layers.run(Point(x, x), draws, context)
+    for layer, u in zip(reversed(list(layers)), reversed(trace.us), strict=True):
         y = layer.transform.to_data(y, u)
     return y
 

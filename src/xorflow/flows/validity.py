@@ -1,4 +1,4 @@
-r"""Which conditioning sets give a normalised model.
+r"""Which layers and bases fit together, and which conditioning sets give a normalised model.
 
 :math:`p(x) = \sum_u p_Y(x \ominus u)\, p(u \mid x)` sums to one for every base if, from base to data, each choice's
 parents can be computed before the choice is needed. Two families of models satisfy this:
@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from xorflow.bases import FactorisedBase
 from xorflow.conditioners.base import Conditioner, Dependence, Source
 from xorflow.errors import ModelError
+from xorflow.flows.layer import Layer, LayerList
 
 _ALLOWED = {
     Source.STATE: (Dependence.BEFORE, Dependence.COUPLED),
@@ -29,6 +31,29 @@ _WHY = {
     Source.PREVIOUS: "later features of the layer before are not yet drawn when the flow generates",
     Source.OWN: "a choice cannot depend on itself or on later choices of its layer",
 }
+
+
+def check_fit(layers: Sequence[Layer] | LayerList, base: FactorisedBase) -> None:
+    """Raise `ModelError` unless layers and base are for the same states, context, and choices that are seen."""
+    if not layers:
+        raise ModelError("a flow needs at least one layer, and got none")
+    before = base.states  # the first layer's "previous" is the data
+    for number, layer in enumerate(layers, 1):
+        if layer.transform.states != base.states:
+            raise ModelError(
+                f"every layer works on the features and categories of the base: layer {number} has "
+                f"{layer.transform.states.features} features, the base {base.features}, or their categories differ"
+            )
+        for network in (layer.conditioner, layer.posterior):
+            if network is not None and Source.PREVIOUS in network.sees and network.choices != before:
+                raise ModelError(
+                    f"layer {number} sees 'previous', which needs as many choices as the layer before has (or, in "
+                    "layer 1, as the data have categories), and has others; use the same transform in both"
+                )
+        before = layer.transform.choices
+    widths = {layer.conditioner.context_features for layer in layers}
+    if len(widths) > 1:
+        raise ModelError(f"all layers see the same context, and these were made for widths {sorted(widths)}")
 
 
 def is_chain(generators: Sequence[Conditioner]) -> bool:
