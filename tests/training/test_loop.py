@@ -1,6 +1,7 @@
 """The loop: what it records, which weights it keeps, what it leaves on disk."""
 
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from tiny_runs import StopAt, read, rows_file, tiny_dataset, tiny_flow, tiny_options, train_run, weights_of
+from tiny_runs import (
+    StopAt,
+    assert_same_run,
+    continue_run,
+    read,
+    rows_file,
+    tiny_dataset,
+    tiny_flow,
+    tiny_options,
+    train_run,
+    weights_of,
+)
 from xorflow import LatentFlow, evaluate
 from xorflow.data import Dataset
+from xorflow.errors import ConfigError
 from xorflow.estimators import MaximumLikelihood
-from xorflow.training import Options, Trainer, load, open_run
+from xorflow.training import Interrupted, Options, Trainer, load, open_run
 from xorflow.training.metrics import read_metrics
 from xorflow.training.trainer import learning_rate
 
@@ -70,6 +83,47 @@ def test_validate_every_skips_epochs_but_never_the_last(tmp_path: Path) -> None:
     train_run(tiny_options(rows_file(tmp_path / "rows.npy"), epochs=5, validate_every=2), tmp_path / "run")
     records = read_metrics(tmp_path / "run/metrics.jsonl")
     assert [r["epoch"] for r in records if "validation_nll" in r] == [2, 4, 5]
+
+
+def test_patience_stops_after_so_many_validations_without_better_weights(tmp_path: Path) -> None:
+    """The same epochs as without it, the best among them kept; a resumed run stops at the same one."""
+    data = rows_file(tmp_path / "rows.npy", rows=60)
+    given = {"lr": 0.1, "conditioner": "made:hidden=64", "schedule": "constant", "validate_every": 2}
+    long = tiny_options(data, epochs=40, **given)
+    train_run(long, tmp_path / "long")
+    records = read_metrics(tmp_path / "long/metrics.jsonl")
+    nlls = [r["validation_nll"] for r in records if "validation_nll" in r]
+    best = 2 * next(i for i, nll in enumerate(nlls, 1) if min(nlls[i : i + 3]) >= nll)
+
+    options = long.replace(patience=3)
+    result = train_run(options, tmp_path / "run")
+    assert (result["best_epoch"], result["epochs"]) == (best, best + 6)
+    assert result["epochs"] < 40
+    assert [r["train_nll"] for r in read_metrics(tmp_path / "run/metrics.jsonl")] == [
+        r["train_nll"] for r in records[: best + 6]
+    ]
+
+    class StopAtTheEnd(StopAt):
+        """After the last epoch, whose checkpoint is then what is resumed."""
+
+        def on_epoch(self, record: dict[str, Any]) -> None:
+            if record["epoch"] == best + 6:
+                signal.raise_signal(signal.SIGINT)
+
+    for name, watch in (("middle", StopAt({best + 5})), ("end", StopAtTheEnd(()))):
+        with pytest.raises(Interrupted):
+            train_run(options, tmp_path / name, watch)
+        continue_run(tmp_path / name, {})
+        assert_same_run(tmp_path / name, tmp_path / "run")
+
+
+def test_patience_without_validation_is_refused(tmp_path: Path) -> None:
+    options = tiny_options(rows_file(tmp_path / "rows.npy"), validation=0, patience=3)
+    with pytest.raises(
+        ConfigError, match="patience counts validations, and no data validate; got patience=3"
+    ):
+        train_run(options, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def _flow_weights(flow: LatentFlow) -> dict[str, Tensor]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from xorflow._cuda import devices
 from xorflow._cuda.capture import stream_of_thread
 from xorflow._cuda.steps import STEPS_A_LAUNCH, CapturedSteps, Training, trained_tensors, undone
 
@@ -21,15 +23,27 @@ _ROUNDING = 1e-6
 """Of the weights themselves, where they hardly move."""
 
 
-def proved_steps(work: Training, step: int) -> tuple[CapturedSteps | None, str | None]:
-    """Captured steps of which the first, and the first launch of several, are those of `make_step`; or None, and why.
+def proved_steps(
+    work: Training, step: int, not_capturable: str | None
+) -> tuple[CapturedSteps | None, str | None]:
+    """Captured steps, if a device has them and they are those of `make_step`; otherwise None, and why, which is also logged.
 
-    Afterwards no step has been made.
+    The first step is compared, and the first launch of several. Afterwards no step has been made.
 
     Args:
         work: what makes steps operation by operation.
         step: the number of the first one.
+        not_capturable: why none can be captured, if that is known.
     """
+    if not devices.captures(work.device):
+        return None, None
+    captured, reason = (None, not_capturable) if not_capturable else _tried(work, step)
+    if reason is not None:
+        logging.getLogger("xorflow").warning("training steps are not captured as CUDA graphs: %s", reason)
+    return captured, reason
+
+
+def _tried(work: Training, step: int) -> tuple[CapturedSteps | None, str | None]:
     try:
         expected = [_outcome(work, None, step, count) for count in _counts(work, step)]
         captured = CapturedSteps(work, step)

@@ -255,6 +255,11 @@ class Options:
         "compile a transformer's blocks on CUDA: a minute at the start, and quicker steps; elsewhere nothing",
     )
     validate_every: int = _training(1, "epochs between validations", range=_SOME)
+    patience: int | None = _training(
+        None,
+        "stop after so many validations without better weights; by default after all epochs",
+        range=_SOME,
+    )
     select: Literal["likelihood", "greedy"] = _training(
         "likelihood",
         "the weights kept are best on validation data by this likelihood; `greedy` is that of the flow",

@@ -36,7 +36,7 @@ def result_of(trainer: Trainer) -> dict[str, Any]:
         "independent_nll": independent,
         **({} if warning is None else {"warning": warning}),
         "seed": options.seed,
-        "epochs": options.epochs,
+        "epochs": progress.epoch,
         "best_epoch": progress.best_epoch,
         "steps": progress.step,
         "parameters": sum(p.numel() for p in flow.parameters() if p.requires_grad),

@@ -299,6 +299,11 @@ def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dat
                 f"estimator {options.estimator!r} learns from the gradient of the whole batch, which accumulate never has at "
                 "once; leave accumulate out"
             )
+    if options.patience is not None and dataset.validation is None:
+        raise ConfigError(
+            f"patience counts validations, and no data validate; got patience={options.patience}: leave it out, or let some "
+            "rows validate"
+        )
     if options.tensorboard:
         require_tensorboard()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import signal
 import threading
@@ -167,12 +166,20 @@ class Trainer:
                 self.metrics.begin(self.progress.epoch)
                 if self.observer:
                     self.observer.on_start(self.total_steps, self.progress)
-                while self.progress.epoch < self.options.epochs:
+                while not self.is_finished():
                     self.train_epoch(captured)
                     self.end_epoch()
                     self._pause()
         self._install(self.best or self.average or {})
         self._require_finite_weights()
+
+    def is_finished(self) -> bool:
+        """Whether all epochs are made, or the last `patience` validations found no better weights."""
+        progress, options = self.progress, self.options
+        if options.patience is None or progress.best_epoch is None:
+            return progress.epoch >= options.epochs
+        since_best = progress.epoch // options.validate_every - progress.best_epoch // options.validate_every
+        return progress.epoch >= options.epochs or since_best >= options.patience
 
     def train_epoch(self, captured: CapturedSteps | None = None) -> None:
         """The steps of an epoch, from where it stands; on CUDA as graphs, if they are `captured`."""
@@ -202,7 +209,7 @@ class Trainer:
         """All steps of an epoch are made: record it, and validate if it is time to."""
         progress, options, bound_sum = self.progress, self.options, float(self.bound_sum)
         progress.seconds = time.monotonic() - self._began
-        self._require_finite("the loss", bound_sum, progress.step)
+        self._require_finite("the loss", bound_sum)
         progress.epoch += 1
         progress.batch = 0
         self.bound_sum.zero_()
@@ -316,17 +323,11 @@ class Trainer:
 
     def captured_steps(self) -> CapturedSteps | None:
         """The steps from here on as CUDA graphs, where a device has them and they prove to be those of `make_step`."""
-        if not devices.captures(self.device):
-            return None
-        captured, reason = None, self.estimator.not_capturable(self.flow)
+        reason = self.estimator.not_capturable(self.flow)
         if self.scaler.is_enabled():
             reason = "the scaling of 16-mixed gradients decides on the host"
-        if reason is None:
-            with tf32_matmul(self.rounds_products):
-                captured, reason = proved_steps(self, self.progress.step)
-        if reason is not None:
-            logging.getLogger("xorflow").warning("training steps are not captured as CUDA graphs: %s", reason)
-        self.not_captured = reason
+        with tf32_matmul(self.rounds_products):
+            captured, self.not_captured = proved_steps(self, self.progress.step, reason)
         return captured
 
     @property
@@ -350,7 +351,7 @@ class Trainer:
                 proposal = "q" if self.flow.has_posterior else "p"
                 nll = evaluate.importance(self.flow, split, samples=4, proposal=proposal).nll
         self.flow.train()
-        self._require_finite("the validation likelihood", nll, self.progress.step)
+        self._require_finite("the validation likelihood", nll)
         self._require_finite_weights()  # those of a layer that is only drawn from may not enter that likelihood
         if self.progress.best_nll is None or nll < self.progress.best_nll:
             self.progress.best_nll, self.progress.best_epoch = nll, self.progress.epoch
@@ -388,13 +389,13 @@ class Trainer:
 
     # ---- safety ----
 
-    def _require_finite(self, what: str, value: float, step: int) -> None:
+    def _require_finite(self, what: str, value: float, step: int | None = None) -> None:
         if not math.isfinite(value):
-            raise not_finite(self, what, step)
+            raise not_finite(self, what, self.progress.step if step is None else step)
 
     def _require_finite_weights(self) -> None:
-        if not bool(torch.stack([w.isfinite().all() for w in self.module.parameters()]).all()):
-            raise not_finite(self, "a weight", self.progress.step)
+        finite = torch.stack([w.isfinite().all() for w in self.module.parameters()]).all()
+        self._require_finite("a weight", 0.0 if bool(finite) else math.nan)
 
     # ---- checkpoints ----
 
@@ -404,7 +405,7 @@ class Trainer:
             return
         self.progress.seconds = time.monotonic() - self._began
         self.progress.bound_sum = float(self.bound_sum)
-        self._require_finite("the loss", self.progress.bound_sum, self.progress.step)
+        self._require_finite("the loss", self.progress.bound_sum)
         self._require_finite_weights()
         groups = {
             "flow": self.flow.state_dict(),
