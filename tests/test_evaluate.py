@@ -27,11 +27,10 @@ from xorflow import (
     evaluate,
 )
 from xorflow._math import philox_uniforms
-from xorflow._memory import bytes_of_a_draw, rows_at_a_time
 from xorflow._states import Layout
 from xorflow.conditioners import Conditioner, Source
 from xorflow.data import Split
-from xorflow.evaluate import _IMPORTANCE_STREAM, _log_weights
+from xorflow.evaluate import _IMPORTANCE_STREAM, _log_weights, bytes_of_a_draw, rows_at_a_time
 from xorflow.flows.likelihood import outcomes
 
 SMALL = ["D2", "K3 posterior", "D3 posterior", "D2 depth 3", "D3 depth 2 posterior", "chain posterior",

@@ -1,10 +1,12 @@
-"""Small numerical helpers: means of probabilities, effective sample size, enumeration, portable random numbers."""
+"""Small numerical helpers: gradients of our own, means of probabilities, enumeration, portable random numbers."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +17,14 @@ from xorflow.errors import DataError, Intractable
 
 ENUMERATION_LIMIT = 2**18
 """The most terms that an exact sum by enumeration may have."""
+
+
+class Function(torch.autograd.Function):
+    """torch's, with the signature of `forward` looked up once: torch does it in every call, and small networks wait for it."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.forward.__signature__ = inspect.signature(cls.forward)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def log_mean_exp(values: Tensor, dim: int) -> Tensor:
@@ -36,32 +46,13 @@ def mean_log_odds(log_odds: Tensor) -> Tensor:
     return log_mean_exp(logsigmoid(log_odds), 0) - log_mean_exp(logsigmoid(-log_odds), 0)
 
 
-def full_precision(values: Tensor) -> Tensor:
-    """Half-precision numbers as float32, others as they are."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-
-
-def effective_sample_size(log_weights: Tensor, dim: int) -> Tensor:
-    r""":math:`(\sum_i w_i)^2 / \sum_i w_i^2`, between 1 and n.
-
-    >>> float(effective_sample_size(torch.zeros(8), 0))
-    8.0
-    """
-    return torch.exp(2 * torch.logsumexp(log_weights, dim) - torch.logsumexp(2 * log_weights, dim))
-
-
-def count_states(categories: Sequence[int]) -> int:
-    """The number of states of the product space (a Python integer: it may be astronomically large)."""
-    return math.prod(categories)
-
-
 def enumerate_states(categories: Sequence[int], *, limit: int = ENUMERATION_LIMIT) -> Tensor:
     """Every state of the product space, the last feature changing quickest, as int64 (states, D).
 
     >>> enumerate_states([2, 3]).tolist()
     [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
     """
-    total = count_states(categories)
+    total = math.prod(categories)  # a Python integer: it may be astronomically large
     if total > limit:
         raise Intractable(
             f"enumeration is limited to {limit} terms, and this space has about 2^{math.log2(total):.0f}; "

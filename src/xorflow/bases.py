@@ -62,10 +62,11 @@ class FactorisedBase(nn.Module):
         else:
             rows = self._even_rest(p0) if probabilities is None else self._checked(probabilities)
             start = self._packed_logs(rows)
-        visited = [d for group in self.states.groups for d in group.features]
-        ends = torch.tensor([self.states.sizes[d] for d in visited]).cumsum(0)
-        starts = (ends - torch.tensor(self.states.sizes)[visited])[torch.tensor(visited).argsort()]
-        self.register_buffer("starts", starts, persistent=False)
+        starts, end = [0] * features, 0
+        for group in self.states.groups:
+            for d in group.features:
+                starts[d], end = end, end + group.size
+        self.register_buffer("starts", torch.tensor(starts), persistent=False)
         self.logits = nn.Parameter(start.to(torch.get_default_dtype()), requires_grad=learned)
 
     @property
@@ -133,32 +134,26 @@ class FactorisedBase(nn.Module):
 
     def log_table(self) -> list[Tensor]:
         """log p_d(k), by group (n, K)."""
-        groups = self.states.groups
-        if self.tied:
-            odds = zip(groups, self.layout.split(self.logits), strict=True)
-            return [self._tied_table(group.size, of_group) for group, of_group in odds]
-        return [
-            torch.stack((logsigmoid(-logits), logsigmoid(logits)), -1)
-            if group.binary
-            else torch.log_softmax(logits, -1)
-            for group, logits in zip(groups, self.layout.logits(self.logits), strict=True)
-        ]
-
-    @staticmethod
-    def _tied_table(size: int, odds: Tensor) -> Tensor:
-        if size == 1:
-            return torch.zeros_like(odds).unsqueeze(-1)
-        rest = logsigmoid(odds).unsqueeze(-1) - math.log(size - 1)
-        return torch.cat((logsigmoid(-odds).unsqueeze(-1), rest.expand(*odds.shape, size - 1)), -1)
+        parts = self.layout.split(self.logits) if self.tied else self.layout.logits(self.logits)
+        return [self._log_probs(g.size, part) for g, part in zip(self.states.groups, parts, strict=True)]
 
     def log_probs_of(self, feature: int) -> Tensor:
         """log p_d(k) of one feature, (K_d,)."""
         size, first = self.states.sizes[feature], self.states.first_logits[feature]
         if self.tied:
-            return self._tied_table(size, self.logits[feature])
+            return self._log_probs(size, self.logits[feature])
+        return self._log_probs(size, self.logits[first] if size == 2 else self.logits[first : first + size])
+
+    def _log_probs(self, size: int, logits: Tensor) -> Tensor:
+        """(..., K), from log-odds (...) where the base is tied or of bits, and else from logits (..., K)."""
         if size == 2:
-            return torch.stack((logsigmoid(-self.logits[first]), logsigmoid(self.logits[first])))
-        return torch.log_softmax(self.logits[first : first + size], -1)
+            return torch.stack((logsigmoid(-logits), logsigmoid(logits)), -1)
+        if not self.tied:
+            return torch.log_softmax(logits, -1)
+        if size == 1:
+            return torch.zeros_like(logits).unsqueeze(-1)
+        rest = logsigmoid(logits).unsqueeze(-1) - math.log(size - 1)
+        return torch.cat((logsigmoid(-logits).unsqueeze(-1), rest.expand(*logits.shape, size - 1)), -1)
 
     def tied_log_probs(self, feature: int) -> tuple[Tensor, Tensor]:
         """Of a tied base: log p_d(0), and that of each other category, in float64."""
@@ -167,50 +162,39 @@ class FactorisedBase(nn.Module):
 
     def log_prob(self, y: Tensor) -> Tensor:
         """log p_d(y_d) for integers y, (..., D)."""
+        groups = zip(self.states.groups, self.log_table(), self.layout.split(y), strict=True)
         return self.layout.joined(
-            [
-                _bits_of(table, values) if group.binary else _looked_up(table, values)
-                for group, table, values in zip(
-                    self.states.groups, self.log_table(), self.layout.split(y), strict=True
-                )
-            ]
+            [_bits_of(table, v) if g.binary else _looked_up(table, v) for g, table, v in groups]
         )
 
     def log_probs_at(self, states: Sequence[Tensor], alphabet: Alphabet) -> list[Tensor]:
         """log p_d of several states of each feature, (..., n, U) by the groups of an alphabet; int64."""
         values = torch.cat([table.flatten() for table in self.log_table()])
-        return [
-            values.index_select(0, (of_group + self.starts[list(group.features)][:, None]).flatten()).view_as(
-                of_group
-            )
+        places = [
+            of_group + self.starts[list(group.features)][:, None]
             for group, of_group in zip(alphabet.groups, states, strict=True)
         ]
+        return [values.index_select(0, place.flatten()).view_as(place) for place in places]
 
     def sample(self, uniforms: Tensor) -> Tensor:
         """Integers y (..., D) by inverting the distribution function at `uniforms` (..., D)."""
         parts = []
         for table, uniform in zip(self.log_table(), self.layout.split(uniforms), strict=True):
-            below = (
-                table.detach().exp().cumsum(-1)[:, :-1].to(uniforms.dtype)
-            )  # (n, K - 1); the last one is what remains
+            # the last one is what remains
+            below = table.detach().exp().cumsum(-1)[:, :-1].to(uniforms.dtype)  # (n, K - 1)
             parts.append((uniform.unsqueeze(-1) > below).sum(-1))
         return self.states.integers(self.layout.joined(parts))
 
     @torch.no_grad()
     def floor(self) -> Tensor:
         r"""The least negative log-likelihood of any flow on this base, :math:`-\max_y \log p_Y(y)`, in nats."""
-        return -sum(
-            (t.amax(-1).double().sum() for t in self.log_table()),
-            start=self.logits.new_zeros((), dtype=torch.float64),
-        )
+        return -torch.stack([table.amax(-1).double().sum() for table in self.log_table()]).sum()
 
     @torch.no_grad()
     def entropy(self) -> Tensor:
         """The entropy of y, which is also that of x for every deterministic flow on this base, in nats."""
         tables = [table.double() for table in self.log_table()]
-        return -sum(
-            ((t.exp() * t).sum() for t in tables), start=self.logits.new_zeros((), dtype=torch.float64)
-        )
+        return -torch.stack([(table.exp() * table).sum() for table in tables]).sum()
 
 
 def _bits_of(table: Tensor, y: Tensor) -> Tensor:

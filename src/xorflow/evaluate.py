@@ -1,4 +1,4 @@
-"""Likelihoods of data, each with its kind: exact, or a lower bound."""
+"""Likelihoods of data, each with its kind, exact or a lower bound, within a given memory."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xorflow._cuda import devices, kernels
 from xorflow._math import philox_uniforms
-from xorflow._memory import bytes_of_a_draw, fitting, kept_of_a_row, rows_at_a_time
 from xorflow.data import Batch, Split, validate
 from xorflow.errors import ConfigError, DataError, ModelError
-from xorflow.flows import GREEDY, Known, LatentFlow, Mixture, Model, Point
+from xorflow.flows import GREEDY, Known, LatentFlow, Mixture, Model, Point, Stack
 
 Kind = Literal["exact", "lower bound"]
+
+_ROWS, _ROWS_ON_CUDA = 2000, 2**14
+"""That pass at once where memory is not limited."""
 
 _DRAWS_AT_A_TIME = 16
 """Of a row, if memory allows: the first layer's network sees no draw, and is evaluated once for all of them."""
@@ -206,9 +208,8 @@ def importance(
             CPU, where more would only leave its caches, and 2^31 elsewhere.
     """
     stop = flow.depth - 1 if sum_last and flow.last_layer_summable else flow.depth
-    weights = _weigh(flow, data, context, samples, seed, proposal, stop, memory)
-    values = torch.cat([w.log_sum() for w in weights]) - math.log(samples)
-    effective = torch.cat([w.effective() for w in weights])
+    sums, squares, _ = _weigh(flow, data, context, samples, seed, proposal, stop, memory)
+    values, effective = sums - math.log(samples), torch.exp(2 * sums - squares)
     return LogLikelihood(values, "lower bound", flow.features, samples, effective)
 
 
@@ -238,10 +239,8 @@ def elbo(
         memory: at most about how many bytes the draws take at a time; the result does not depend on it. By default 2^28 on the
             CPU, where more would only leave its caches, and 2^31 elsewhere.
     """
-    weights = _weigh(flow, data, context, samples, seed, proposal, flow.depth, memory)
-    return LogLikelihood(
-        torch.cat([w.mean_log(samples) for w in weights]), "lower bound", flow.features, samples
-    )
+    _, _, logs = _weigh(flow, data, context, samples, seed, proposal, flow.depth, memory)
+    return LogLikelihood(logs / samples, "lower bound", flow.features, samples)
 
 
 @dataclass(frozen=True)
@@ -308,8 +307,8 @@ def _weigh(
     proposal: Literal["p", "q"],
     stop: int,
     memory: int | None,
-) -> list[_StreamedWeights]:
-    """The importance weights of all rows, block by block of rows, streamed over samples."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """log sum w, log sum w^2 and sum log w of each row's importance weights: by blocks of rows, streamed over samples."""
     if samples < 1:
         raise ConfigError(f"importance sampling needs at least one sample, and got samples={samples}")
     if proposal not in ("p", "q"):
@@ -324,14 +323,19 @@ def _weigh(
     chunk = min(samples, max(1, most // rows))
     each = []
     for index, batch in enumerate(_batches(flow, data, context, rows)):
-        x, seen = flow.states.integers(batch.x), batch.context
-        weights = _StreamedWeights(len(batch.x), flow.device)
+        x, count = flow.states.integers(batch.x), len(batch.x)
+        sums = torch.full((count,), -torch.inf, dtype=torch.float64, device=flow.device)
+        squares, logs = sums, torch.zeros_like(sums)
         for first in range(0, samples, chunk):
-            count = min(chunk, samples - first)
-            noise = _noise(flow, seed, (first, count), (index * rows, len(batch.x)), total, stop)
-            weights.add(_log_weights(flow, x, seen, noise, stop, proposal))
-        each.append(weights)
-    return each
+            drawn = (first, min(chunk, samples - first))
+            noise = _noise(flow, seed, drawn, (index * rows, count), total, stop)
+            log_weights = _log_weights(flow, x, batch.context, noise, stop, proposal)
+            sums = torch.logaddexp(sums, torch.logsumexp(log_weights, 0))
+            squares = torch.logaddexp(squares, torch.logsumexp(2 * log_weights, 0))
+            logs = logs + log_weights.sum(0)
+        each.append((sums, squares, logs))
+    sums, squares, logs = (torch.cat(of_rows) for of_rows in zip(*each, strict=True))
+    return sums, squares, logs
 
 
 def _log_weights(
@@ -367,29 +371,6 @@ def _noise(
     return torch.from_numpy(uniforms).reshape(shape).to(flow.device, flow.dtype)
 
 
-class _StreamedWeights:
-    """log sum w, log sum w^2 and sum log w of importance weights that arrive in pieces (S', B)."""
-
-    def __init__(self, rows: int, device: torch.device) -> None:
-        self._sum = torch.full((rows,), -torch.inf, dtype=torch.float64, device=device)
-        self._squares = self._sum.clone()
-        self._logs = torch.zeros_like(self._sum)
-
-    def add(self, log_weights: Tensor) -> None:
-        self._sum = torch.logaddexp(self._sum, torch.logsumexp(log_weights, 0))
-        self._squares = torch.logaddexp(self._squares, torch.logsumexp(2 * log_weights, 0))
-        self._logs += log_weights.sum(0)
-
-    def mean_log(self, samples: int) -> Tensor:
-        return self._logs / samples
-
-    def log_sum(self) -> Tensor:
-        return self._sum
-
-    def effective(self) -> Tensor:
-        return torch.exp(2 * self._sum - self._squares)
-
-
 def _batches(flow: Model, data: Split | Tensor, context: Tensor | None, batch_size: int) -> Iterator[Batch]:
     if len(data) == 0:
         raise DataError("a likelihood needs at least one row, and the data are empty")
@@ -415,3 +396,79 @@ def _context(flow: Model, context: Tensor | None) -> Tensor | None:
     if context is None or flow.context_features == 0:
         return None
     return context.to(flow.device, flow.dtype)
+
+
+def rows_at_a_time(flow: Model, memory: int | None, at_most: int | None = None, kept: int = 0) -> int:
+    """How many rows pass at once within `memory` bytes, at most `at_most`; `kept` bytes of each are there beside its pass.
+
+    Without either: a number that leaves a CPU's caches room, and on CUDA as many as fill the device, for whose launches fewer
+    rows would only wait.
+
+    Raises:
+        ConfigError: if one row takes more.
+    """
+    on_cuda = flow.device.type == "cuda"
+    if memory is not None:
+        return min(
+            at_most or (_ROWS_ON_CUDA if on_cuda else _ROWS),
+            fitting(memory, _of_a_row(flow) + kept, "a pass of one row"),
+        )
+    if at_most is not None or not on_cuda:
+        return at_most or _ROWS
+    return max(_ROWS, min(_ROWS_ON_CUDA, 2**31 // (_of_a_row(flow) + kept)))
+
+
+def _of_a_row(flow: Model) -> int:
+    return max(bytes_of_a_draw(part, part.depth) for part in flow.flows)
+
+
+def kept_of_a_row(flows: Sequence[Model]) -> int:
+    """What remembered first layers take beside the pass of one of them: the logits of all others."""
+    layers = {part.layers[0] for flow in flows for part in flow.flows}
+    widths = [layer.transform.choices.flat for layer in layers]
+    return torch.finfo(flows[0].dtype).bits // 8 * (sum(widths) - max(widths))
+
+
+def fitting(memory: int, of_one: int, what: str) -> int:
+    """How many fit; at least one must."""
+    if memory < of_one:
+        raise ConfigError(
+            f"{what} takes about {of_one:,} bytes, and memory allows {memory:,}; allow at least {of_one:,}"
+        )
+    return memory // of_one
+
+
+def bytes_of_a_draw(flow: Stack, stop: int) -> int:
+    """About what the draws of one row take, from noise to weight, where `stop` layers are drawn.
+
+    For each number of a row: the noise, and in each layer what it became, logits and probabilities among it, until the trace is
+    weighed; measured on traces of depth 1 and 4. And twice the widest output inside a network: what it was made from is there,
+    too. Where not all choices are bits, each value has the state that it leads to, an int64, and its log-probabilities.
+    """
+    number = torch.finfo(flow.dtype).bits // 8
+    width = max(layer.transform.choices.flat for layer in flow.layers)
+    values = 0 if flow.states.binary else 6 * max(sum(layer.transform.choices.sizes) for layer in flow.layers)
+    return number * (width * (8 + 13 * max(stop, 1)) + values + 2 * _widest_output(flow))
+
+
+def _widest_output(flow: Stack) -> int:
+    """Of all modules inside the networks, for one row."""
+    widths = [0]
+
+    def record(module: nn.Module, inputs: object, output: object) -> None:
+        del module, inputs
+        if isinstance(output, Tensor):
+            widths.append(output.numel())
+
+    networks = [n for layer in flow.layers for n in (layer.conditioner, layer.posterior) if n is not None]
+    hooks = [module.register_forward_hook(record) for network in networks for module in network.modules()]
+    try:
+        row = torch.zeros(1, flow.features, dtype=torch.int64, device=flow.device)
+        context = torch.zeros(1, flow.context_features, dtype=flow.dtype, device=flow.device)
+        proposal = "q" if flow.has_posterior else "p"
+        with torch.no_grad():  # blocks that are compiled where gradients are taken run as they are
+            flow.run(row, draws=GREEDY, context=context if flow.context_features else None, proposal=proposal)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(widths)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xorflow._autograd import Function
+from xorflow._math import Function
 
 
 def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:

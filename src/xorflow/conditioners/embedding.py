@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
-from xorflow._autograd import Function
+from xorflow._math import Function
 from xorflow._states import Alphabet
 from xorflow.conditioners.masked import MaskedLinear, mask_gradient
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import one_hot
 
-from xorflow._autograd import Function
+from xorflow._math import Function
 from xorflow._states import Layout
 from xorflow.bases import FactorisedBase
 from xorflow.errors import ModelError

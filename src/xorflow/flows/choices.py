@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torch.nn.functional import softplus as torch_softplus
 
-from xorflow._autograd import Function
-from xorflow._math import full_precision
+from xorflow._math import Function
 from xorflow._states import Layout
 
 GREEDY: Literal["greedy"] = "greedy"
@@ -96,7 +95,8 @@ class Choices:
     """
 
     def __init__(self, logits: Tensor, layout: Layout) -> None:
-        self.logits = full_precision(logits)
+        half = logits.dtype in (torch.float16, torch.bfloat16)
+        self.logits = logits.float() if half else logits
         self._layout = layout
         self.alphabet = layout.alphabet
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from xorflow._autograd import Function
 from xorflow._cuda import devices, kernels
+from xorflow._math import Function
 from xorflow.bases import FactorisedBase
 from xorflow.flows.choices import Choices, positive, softplus
 from xorflow.transforms import Transform

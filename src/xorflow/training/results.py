@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from xorflow import evaluate
-from xorflow._memory import rows_at_a_time
 from xorflow.data import Dataset, Split
-from xorflow.evaluate import LogLikelihood
+from xorflow.evaluate import LogLikelihood, rows_at_a_time
 from xorflow.flows import Flow, LatentFlow, Mixture, refit_base
 from xorflow.training.config import Options
 from xorflow.training.devices import bf16_autocast
