@@ -18,7 +18,8 @@ from xorflow.training import (
     POSTERIORS,
     TRANSFORMS,
     Registry,
-    values,
+    value_rule,
+    value_text,
 )
 
 _NOT_SAID = ("finite", f"below {2**31:,}")
@@ -34,11 +35,9 @@ def group_block(folder: Path, group: str) -> str:
             limits = [
                 words for words in option.range.broken(math.nan).split(" and ") if words not in _NOT_SAID
             ]
-            kind = "a name, see below" if option.registry else values.expected(option.type)
+            kind = "a name, see below" if option.registry else value_rule(option.type)
             meaning = "; only if ".join([option.help, *map(str, option.needs)])
-            rows.append(
-                [f"`{name}`", ", ".join([kind, *limits]), f"`{values.write(option.default)}`", meaning]
-            )
+            rows.append([f"`{name}`", ", ".join([kind, *limits]), f"`{value_text(option.default)}`", meaning])
     return markdown_table("option | values | default | meaning", rows)
 
 
@@ -51,7 +50,7 @@ def names_block(folder: Path, registry: Registry) -> str:
         settings = registry.settings(name)
         rows += [] if settings else [[f"`{name}`", "", "", "", ""]]
         for number, (key, setting) in enumerate(settings.items()):
-            kind, default = values.expected(setting.annotation), f"`{values.write(setting.default)}`"
+            kind, default = value_rule(setting.annotation), f"`{value_text(setting.default)}`"
             rows.append(["" if number else f"`{name}`", f"`{key}`", kind, default, meanings.get(key, "")])
     return markdown_table(f"{registry.what} | setting | values | default | meaning", rows)
 
@@ -62,7 +61,7 @@ def estimators_block(folder: Path) -> str:
     rows = [
         [
             f"`{name}`",
-            ", ".join(f"`{key}={values.write(s.default)}`" for key, s in ESTIMATORS.settings(name).items()),
+            ", ".join(f"`{key}={value_text(s.default)}`" for key, s in ESTIMATORS.settings(name).items()),
         ]
         for name in ESTIMATORS
     ]

@@ -64,7 +64,7 @@ def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
         ("--device cuda:63", "device 'cuda:63' is not there: this machine has cpu"),
         ("--device nonsense", "device is auto, cpu, cuda, cuda:N or mps; got 'nonsense'"),
         ("--device meta", "device 'meta' is not there"),
-        ("--set precision=16-mixed", "16-mixed needs an accelerator"),
+        ("--set precision=16-mixed", "precision is one of auto, 32-true, tf32, bf16-mixed, 64-true; got"),
         ("--set test=500", "lower validation= and test="),
         ("--set validation=3.5", "whole numbers of rows; got 3.5"),
         ("--data digits", "data is 'mnist' or a .npy, .npz or .csv file; got 'digits'"),

@@ -11,8 +11,7 @@ from rich.console import Console
 from command_line import SMALL, Command, finish, start
 from tiny_runs import read, rows_file
 from xorflow import __version__
-from xorflow.cli.display import TrainingDisplay, show_summary
-from xorflow.cli.summary import run_figures
+from xorflow.cli.display import TrainingDisplay, run_figures, show_summary
 from xorflow.training import OPTIONS, Progress
 
 COMMANDS = (

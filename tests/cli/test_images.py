@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from xorflow.cli.images import image_grid, save_image_grid
+from xorflow.cli.sample import image_grid, save_image_grid
 from xorflow.errors import CheckpointError
 
 

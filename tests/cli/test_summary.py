@@ -2,7 +2,7 @@
 
 import pytest
 
-from xorflow.cli.summary import reported_part, run_figures
+from xorflow.cli.display import reported_part, run_figures
 
 EXACT = {"nll": 90.504, "kind": "exact", "stderr": 0.236, "refit_nll": 124.906, "refit_stderr": 0.2795}
 BOUND = EXACT | {"kind": "lower bound", "samples": 1000, "stderr": None}

@@ -8,12 +8,12 @@ import torch
 
 from xorflow import MADE, FactorisedBase, LatentFlow, Layer
 from xorflow._cuda import devices, kernels
+from xorflow._cuda.steps import FusedAdam
 from xorflow._math import philox_uniforms
 from xorflow._states import Alphabet, Layout
 from xorflow.conditioners import Source
 from xorflow.data import Split
 from xorflow.flows.choices import Choices
-from xorflow.training.optimiser import FusedAdam
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("kernels_on_cpu")

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from xorflow import MADE, FactorisedBase, LatentFlow, Layer
 from xorflow._cuda import kernels
+from xorflow._cuda.steps import FusedAdam
 from xorflow._math import philox_uniforms
 from xorflow._states import Alphabet, Layout
 from xorflow.conditioners import Source
 from xorflow.data import Split
 from xorflow.flows.choices import Choices
-from xorflow.training.optimiser import FusedAdam
 
 CUDA = torch.device("cuda")
 

@@ -196,7 +196,6 @@ def test_no_jobs_are_no_work() -> None:
     [
         ({"estimator": "double-cv", "accumulate": 2}, "run 'b': estimator 'double-cv' learns from"),
         ({"device": "cuda:63"}, "run 'b': device 'cuda:63' is not there"),
-        ({"precision": "16-mixed"}, "run 'b': precision 16-mixed needs an accelerator"),
         ({"data": "none.npy"}, r"run 'b': .*none\.npy"),
         ({"order": "natural,reversed"}, "run 'b': order names 2 orderings"),
     ],

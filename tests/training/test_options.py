@@ -22,7 +22,7 @@ from xorflow.training import (
     Registry,
     from_mapping,
     read_config,
-    values,
+    value_text,
 )
 from xorflow.training.config import from_json, read_texts
 from xorflow.training.registry import Call
@@ -170,7 +170,7 @@ def test_a_slip_of_a_name_says_what_may_be_meant(name: str, words: str) -> None:
 
 def test_every_value_is_read_from_the_text_that_is_written() -> None:
     options = Options().replace(recipe="transformer-pair", data_seed=3, tensorboard=True)
-    texts = {name: values.write(value) for name, value in options.to_json().items()}
+    texts = {name: value_text(value) for name, value in options.to_json().items()}
     assert from_json(read_texts(texts)) == options
 
 

@@ -13,8 +13,7 @@ from xorflow.conditioners import CausalTransformer, Recurrent
 from xorflow.estimators import MaximumLikelihood
 from xorflow.flows import LatentFlow, Layer
 from xorflow.training import Options, Trainer
-from xorflow.training.muon import Muon, hidden_matrices, orthogonal
-from xorflow.training.optimiser import make_optimiser
+from xorflow.training.optimiser import Muon, hidden_matrices, make_optimiser, orthogonal
 from xorflow.training.trainer import learning_rate
 
 CPU = torch.device("cpu")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from xorflow._cuda import devices
 from xorflow._cuda.capture import stream_of_thread
 from xorflow._cuda.steps import STEPS_A_LAUNCH, CapturedSteps, Training, trained_tensors, undone
 
@@ -26,7 +25,7 @@ _ROUNDING = 1e-6
 def proved_steps(
     work: Training, step: int, not_capturable: str | None
 ) -> tuple[CapturedSteps | None, str | None]:
-    """Captured steps, if a device has them and they are those of `make_step`; otherwise None, and why, which is also logged.
+    """Captured steps, if they are those of `make_step`; otherwise None, and why, which is also logged.
 
     The first step is compared, and the first launch of several. Afterwards no step has been made.
 
@@ -35,8 +34,6 @@ def proved_steps(
         step: the number of the first one.
         not_capturable: why none can be captured, if that is known.
     """
-    if not devices.captures(work.device):
-        return None, None
     captured, reason = (None, not_capturable) if not_capturable else _tried(work, step)
     if reason is not None:
         logging.getLogger("xorflow").warning("training steps are not captured as CUDA graphs: %s", reason)

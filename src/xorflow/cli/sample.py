@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import torch
 import typer
 from torch import Tensor
 
 from xorflow import training
 from xorflow.cli.arguments import AsJson, Device, RunArgument, Which, check_suffix, chosen_flow
-from xorflow.cli.images import save_image_grid
 from xorflow.data import write_rows
 from xorflow.errors import ConfigError
 from xorflow.flows import Flow, LatentFlow, Mixture
 from xorflow.training import Run, out_of_memory_as_error
+from xorflow.training.storage import write_bytes
 
 EXAMPLES = """
 [bold]Examples[/bold]
@@ -106,3 +108,31 @@ def _write(path: Path, x: Tensor, opened: Run) -> None:
         save_image_grid(path, x.numpy(), opened.shape, opened.flow.states.width)
     else:
         write_rows(path, x, opened.codec)
+
+
+# ---- as a picture ----
+
+
+def image_grid(images: np.ndarray, columns: int | None = None, gap: int = 2) -> np.ndarray:
+    """One grey picture (height, width) in 0..1 of images (N, H, W) in 0..1, dark grey between them."""
+    count, height, width = images.shape
+    columns = columns or max(1, round(count**0.5))
+    rows = -(-count // columns)
+    canvas = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap), 0.25)
+    for index, image in enumerate(images):
+        top, left = gap + index // columns * (height + gap), gap + index % columns * (width + gap)
+        canvas[top : top + height, left : left + width] = image
+    return canvas
+
+
+def save_image_grid(
+    path: Path, x: np.ndarray, shape: tuple[int, ...], categories: int, *, scale: int = 2
+) -> None:
+    """Write states (N, D) of an image of `shape` as a PNG, category 0 black and the last one white."""
+    from matplotlib.image import imsave
+
+    images = x.reshape(-1, shape[0], shape[1]) / (categories - 1)
+    grid = np.kron(image_grid(images), np.ones((scale, scale)))
+    buffer = io.BytesIO()
+    imsave(buffer, grid, cmap="gray", vmin=0, vmax=1, format="png")
+    write_bytes(path, buffer.getvalue(), "choose a folder that can be written and has room")

@@ -1,6 +1,5 @@
 """Training: options, the loop, checkpoints, and runs as folders."""
 
-from xorflow.training import values
 from xorflow.training.build import build_data, build_estimator, build_flow
 from xorflow.training.checkpoint import Progress
 from xorflow.training.combine import combine_runs, mixture_of
@@ -11,7 +10,17 @@ from xorflow.training.init import init_from_data
 from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs, spread, summarise
 from xorflow.training.metrics import read_metrics
 from xorflow.training.recipes import RECIPES
-from xorflow.training.registry import BASES, CONDITIONERS, ESTIMATORS, PARTS, POSTERIORS, TRANSFORMS, Registry
+from xorflow.training.registry import (
+    BASES,
+    CONDITIONERS,
+    ESTIMATORS,
+    PARTS,
+    POSTERIORS,
+    TRANSFORMS,
+    Registry,
+    value_rule,
+    value_text,
+)
 from xorflow.training.results import independent_nll, likelihood, refitted, report
 from xorflow.training.run import create_run, finish_run, fit, resume_run, untrained
 from xorflow.training.specs import flow_from_spec, flow_to_spec
@@ -67,5 +76,6 @@ __all__ = [
     "summarise",
     "tf32_matmul",
     "untrained",
-    "values",
+    "value_rule",
+    "value_text",
 ]

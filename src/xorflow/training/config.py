@@ -12,8 +12,20 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from xorflow.errors import ConfigError
-from xorflow.training import recipes, values
-from xorflow.training.registry import BASES, CONDITIONERS, ESTIMATORS, POSTERIORS, TRANSFORMS, Registry
+from xorflow.training import recipes
+from xorflow.training.registry import (
+    BASES,
+    CONDITIONERS,
+    ESTIMATORS,
+    POSTERIORS,
+    TRANSFORMS,
+    Registry,
+    accepted_value,
+    nearest,
+    read_value,
+    value_rule,
+    value_text,
+)
 from xorflow.training.storage import read_json
 
 CONFIG_VERSION = 4
@@ -87,14 +99,14 @@ class Option:
     def read(self, text: str) -> Any:
         """The value that a text stands for."""
         try:
-            return values.read(text, self.type)
+            return read_value(text, self.type)
         except ValueError:
             raise self._wrong_type(text) from None
 
     def accept(self, value: Any) -> Any:
         """The value as it is kept, if the option may have it."""
         try:
-            value = values.accept(value, self.type)
+            value = accepted_value(value, self.type)
         except ValueError:
             raise self._wrong_type(value) from None
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -103,7 +115,7 @@ class Option:
         return value
 
     def _wrong_type(self, value: Any) -> ConfigError:
-        return ConfigError(f"{self.name} is {values.expected(self.type)}; got {value!r}")
+        return ConfigError(f"{self.name} is {value_rule(self.type)}; got {value!r}")
 
     def require_effect(self, options: Options) -> None:
         """Refuse a value that changes nothing, beside those of other options."""
@@ -112,8 +124,8 @@ class Option:
             if value != self.default and not need.holds(options):
                 other = f"another {need.option}" if need.but else f"{need.option}={need.names[0]}"
                 raise ConfigError(
-                    f"{self.name} has an effect only if {need}; got {self.name}={values.write(value)} with "
-                    f"{need.option}={getattr(options, need.option)}: leave {self.name} at {values.write(self.default)}, or "
+                    f"{self.name} has an effect only if {need}; got {self.name}={value_text(value)} with "
+                    f"{need.option}={getattr(options, need.option)}: leave {self.name} at {value_text(self.default)}, or "
                     f"choose {other}"
                 )
 
@@ -247,7 +259,7 @@ class Options:
         "decay of the exponential average of the weights, which is then what is evaluated; 0: none",
         range=_SHARE,
     )
-    precision: Literal["auto", "32-true", "tf32", "bf16-mixed", "16-mixed", "64-true"] = _training(
+    precision: Literal["auto", "32-true", "tf32", "bf16-mixed", "64-true"] = _training(
         "auto", "of training; `auto` is `tf32`, of matrix products, on CUDA, and otherwise `32-true`"
     )
     compile: bool = _training(
@@ -286,7 +298,8 @@ class Options:
             for name, option in OPTIONS.items():
                 if option.registry is not None:
                     option.registry.read(getattr(self, name))
-        recipes.check_data(self.recipe, self.data)
+        if self.recipe != recipes.NONE:
+            recipes.check_data(self.recipe, self.data)
         for option in OPTIONS.values():
             option.require_effect(self)
         if self.init not in INITS and "/" not in self.init and "\\" not in self.init:
@@ -305,9 +318,9 @@ class Options:
 
     def replace(self, **changes: Any) -> Options:
         """A copy with some options changed, checked."""
-        if changes.get("recipe") != self.recipe:
+        if changes.get("recipe", self.recipe) != self.recipe:
             changes = recipes.expanded(changes)
-            recipes.check_alone(self.recipe, changes.get("recipe", recipes.NONE))
+            recipes.check_alone(self.recipe, changes["recipe"])
         return from_json(self.to_json() | changes)
 
 
@@ -345,7 +358,7 @@ def hint(name: str) -> str:
         for maker in reversed([*option.registry])
         for setting in option.registry.settings(maker)
     }
-    meant = values.nearest(name, [*OPTIONS, *settings])
+    meant = nearest(name, [*OPTIONS, *settings])
     if meant == name and meant in OPTIONS:
         return f"give it as --set {name}=VALUE"
     if meant in settings:

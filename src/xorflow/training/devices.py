@@ -32,14 +32,6 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def check_precision(precision: str, device: torch.device) -> None:
-    """Refuse a precision that the device has not."""
-    if precision == "16-mixed" and device.type == "cpu":
-        raise ConfigError(
-            "precision 16-mixed needs an accelerator, and the device is the cpu; use bf16-mixed"
-        )
-
-
 @contextmanager
 def tf32_matmul(wanted: bool = True) -> Iterator[None]:
     """Within this block float32 products on CUDA round their operands to TF32."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, Literal, Union, get_args, get_origin
 
 from torch import nn
 
@@ -14,7 +16,6 @@ from xorflow import estimators
 from xorflow.bases import FactorisedBase
 from xorflow.conditioners import MADE, MLP, CausalTransformer, Coupling, Diagonal, Recurrent
 from xorflow.errors import ConfigError
-from xorflow.training import values
 from xorflow.transforms import ModularAffine, ModularShift, Xor
 
 _MOST = 2**31
@@ -44,12 +45,12 @@ class Call:
         return replace(self, settings={**self.settings, **known})
 
     def __str__(self) -> str:
-        settings = ",".join(f"{key}={values.write(value)}" for key, value in self.settings.items())
+        settings = ",".join(f"{key}={value_text(value)}" for key, value in self.settings.items())
         return f"{self.name}:{settings}" if settings else self.name
 
 
 def _hint(name: str, among: Iterable[str]) -> str:
-    meant = values.nearest(name, among)
+    meant = nearest(name, among)
     return f"; did you mean {meant!r}?" if meant and meant != name else ""
 
 
@@ -102,9 +103,9 @@ class Registry:
 
     def _value(self, key: str, text: str, annotation: Any, whole: str) -> Any:
         try:
-            value = values.read(text, annotation)
+            value = read_value(text, annotation)
         except ValueError:
-            rule = values.expected(annotation)
+            rule = value_rule(annotation)
             raise ConfigError(f"{key} of {self.what} {whole!r} is {rule}; got {text!r}") from None
         if any(
             type(one) is int and abs(one) >= _MOST for one in (value if isinstance(value, tuple) else [value])
@@ -129,6 +130,103 @@ class Registry:
             if key not in parameters or parameters[key].default != value
         }
         return str(Call(name, chosen, {}))
+
+
+# ---- values by their annotation: read from text, checked, written ----
+
+_Numbers = Sequence[int]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("+")) if text else ()
+
+
+def _named(text: str, values: dict[str, Any]) -> Any:
+    if text not in values:
+        raise ValueError(text)
+    return values[text]
+
+
+_KINDS: dict[Any, tuple[str, Callable[[str], Any]]] = {
+    bool: ("true or false", lambda text: _named(text, {"true": True, "false": False})),
+    int: ("a whole number", int),
+    float: ("a number", float),
+    str: ("a text", str),
+    types.NoneType: ("none", lambda text: _named(text, {"none": None})),
+    _Numbers: ("whole numbers joined by +", _numbers),
+}
+"""What can be written, by its type: in words, and how it is read. A constructor may take more, which no text stands for."""
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The types that an annotation allows, of which one can be written."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [kind for part in get_args(annotation) for kind in _alternatives(part)]
+    return [annotation] if annotation in _KINDS or get_origin(annotation) is Literal else []
+
+
+def value_rule(annotation: Any) -> str:
+    """What a value should be, in words.
+
+    >>> value_rule(int | None), value_rule(Literal["gru", "lstm"])
+    ('a whole number or none', 'one of gru, lstm')
+    """
+    return " or ".join(
+        f"one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else _KINDS[kind][0]
+        for kind in _alternatives(annotation)
+    )
+
+
+def read_value(text: str, annotation: Any) -> Any:
+    """The value that a text stands for; ValueError if it stands for none.
+
+    >>> read_value("512+256", Sequence[int]), read_value("none", int | None), read_value("1e-3", float)
+    ((512, 256), None, 0.001)
+    """
+    for kind in _alternatives(annotation):
+        try:
+            if get_origin(kind) is Literal:
+                return _named(text, {str(value): value for value in get_args(kind)})
+            return _KINDS[kind][1](text)
+        except ValueError:
+            continue
+    raise ValueError(text)
+
+
+def accepted_value(value: Any, annotation: Any) -> Any:
+    """The value, if it is of the type (a whole number is a number, too); otherwise ValueError."""
+    for kind in _alternatives(annotation):
+        if get_origin(kind) is Literal:
+            fits = value in get_args(kind)
+        else:
+            fits = isinstance(value, (int, float) if kind is float else kind)
+            fits = fits and (kind is bool or not isinstance(value, bool))
+        if fits:
+            return float(value) if kind is float else value
+    raise ValueError(value)
+
+
+def value_text(value: Any) -> str:
+    """The text that `read_value` reads.
+
+    >>> value_text((512, 256)), value_text(True), value_text(0.5), value_text(None)
+    ('512+256', 'true', '0.5', 'none')
+    """
+    if isinstance(value, list | tuple):
+        return "+".join(map(str, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def nearest(name: str, among: Iterable[str]) -> str:
+    """Which name may be meant by one that is not there; empty if none is near.
+
+    >>> nearest("epoch", ["lr", "epochs"])
+    'epochs'
+    """
+    return next(iter(get_close_matches(name, among, n=1)), "")
+
+
+# ---- what can be named ----
 
 
 def _no_posterior() -> None:

@@ -20,7 +20,7 @@ from xorflow.training import recipes
 from xorflow.training.build import build_data, build_estimator, build_flow
 from xorflow.training.checkpoint import drop_snapshots, has_snapshot
 from xorflow.training.config import HARMLESS, INITS, OF_A_MODEL, OF_DATA, Options, options_of_config
-from xorflow.training.devices import check_precision, out_of_memory_as_error, resolve_device
+from xorflow.training.devices import out_of_memory_as_error, resolve_device
 from xorflow.training.folder import (
     BEGINNING,
     Run,
@@ -34,7 +34,7 @@ from xorflow.training.folder import (
 )
 from xorflow.training.init import init_from_data, init_from_flow
 from xorflow.training.metrics import require_tensorboard
-from xorflow.training.muon import hidden_matrices
+from xorflow.training.optimiser import hidden_matrices
 from xorflow.training.registry import BASES, CONDITIONERS, ESTIMATORS
 from xorflow.training.results import result_of
 from xorflow.training.specs import Trainable, flow_from_spec, flow_to_spec
@@ -281,7 +281,7 @@ def options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dict
 def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dataset) -> None:
     """What would stop a run, found before its folder is made."""
     _check_fits(flow, dataset)
-    check_precision(options.precision, resolve_device(options.device))
+    resolve_device(options.device)
     admitted = estimator.admit(flow)
     if options.compile and not attention_stacks(flow):
         raise ConfigError(

@@ -135,10 +135,8 @@ class Trainer:
         self.module: nn.Module = nn.ModuleDict({"flow": flow, "estimator": self.estimator}).to(device)
         if options.precision == "64-true":
             self.module.double()
-        self.mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(options.precision)
         self.rounds_products = devices.rounds_products(device, options.precision)
         self.optimiser = make_optimiser(self.module, options, device)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=options.precision == "16-mixed")
         self.average = self._copy_weights() if options.average else None
         # a device that works ahead of the host is asked for the loss at the end of an epoch
         self.checks_each_step = device.type == "cpu" and not devices.captures(device)
@@ -264,12 +262,10 @@ class Trainer:
         loss, bound, stats = self._backward(batch)
         if self.checks_each_step:
             self._require_finite("the loss", float(loss), self.progress.step + 1)
-        self.scaler.unscale_(self.optimiser)
         if self.options.clip:
             parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.options.clip)
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
+        self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.estimator.update(stats)
         self.bound_sum += bound
@@ -286,14 +282,14 @@ class Trainer:
             values = [loss.surrogate, loss.bound, *loss.stats.values()]
             if share < 1:
                 values = [value * share for value in values]
-            self.scaler.scale(values[0]).backward()
+            values[0].backward()
             values = [value.detach() for value in values]
             sums = [a + b for a, b in zip(sums, values, strict=True)] if sums else values
         return sums[0], sums[1], dict(zip(names, sums[2:], strict=True))
 
     def _loss(self, batch: Minibatch) -> Loss:
         """Its surrogate with the second loss in it, if the estimator has one."""
-        with torch.autocast(self.device.type, dtype=self.mixed, enabled=self.mixed is not None):
+        with bf16_autocast(self.device, self.options.precision):
             if batch.probabilities is None:
                 loss = self.estimator.loss(self.flow, batch.x, batch.context, batch.draws)
             else:
@@ -323,9 +319,9 @@ class Trainer:
 
     def captured_steps(self) -> CapturedSteps | None:
         """The steps from here on as CUDA graphs, where a device has them and they prove to be those of `make_step`."""
+        if not devices.captures(self.device):
+            return None
         reason = self.estimator.not_capturable(self.flow)
-        if self.scaler.is_enabled():
-            reason = "the scaling of 16-mixed gradients decides on the host"
         with tf32_matmul(self.rounds_products):
             captured, self.not_captured = proved_steps(self, self.progress.step, reason)
         return captured
@@ -411,7 +407,6 @@ class Trainer:
             "flow": self.flow.state_dict(),
             "estimator": self.estimator.state_dict(),
             "optimiser": optimiser_tensors(self.optimiser),
-            "scaler": {name: torch.tensor(value) for name, value in self.scaler.state_dict().items()},
             "average": self.average or {},
             "best": self.best or {},
             "random": {"generator": self.generator.get_state()},
@@ -430,7 +425,6 @@ class Trainer:
         self.flow.load_state_dict(snapshot.group("flow"))
         self.estimator.load_state_dict(snapshot.group("estimator"))
         restore_optimiser(self.optimiser, snapshot.group("optimiser"))
-        self.scaler.load_state_dict({name: t.item() for name, t in snapshot.group("scaler").items()})
         for name, tensor in (self.average or {}).items():
             tensor.copy_(snapshot.tensors[f"average.{name}"])
         best = {name: tensor.to(self.device) for name, tensor in snapshot.group("best").items()}
