@@ -26,7 +26,7 @@ class Budget:
 
     Attributes:
         name: by which the command line knows it.
-        words: what its figures are.
+        description: what its figures are.
         seeds: how many a row has at most, unless the command line says otherwise.
         samples: S of the importance-sampled bound.
         rows: how many images of a part the bound is computed on; None for all.
@@ -36,7 +36,7 @@ class Budget:
     """
 
     name: str
-    words: str
+    description: str
     seeds: int
     samples: int
     rows: int | None
@@ -79,7 +79,7 @@ _DIGITS, _DIGITS_TEST, _DIGITS_SIDE, _DIGITS_MARGIN = 360, 100, 8, 6
 BUDGETS: tuple[Budget, ...] = (
     Budget(
         name="smoke",
-        words="Smoke test on a few hundred digits of 8 x 8 pixels: that everything runs, and nothing about the models.",
+        description="Smoke test on a few hundred digits of 8 x 8 pixels: that everything runs, and nothing about the models.",
         seeds=1,
         samples=8,
         rows=None,
@@ -89,7 +89,7 @@ BUDGETS: tuple[Budget, ...] = (
     ),
     Budget(
         name="quick",
-        words="Quick run with narrow networks and few epochs: not converged, and not to be compared with the paper.",
+        description="Quick run with narrow networks and few epochs: not converged, and not to be compared with the paper.",
         seeds=1,
         samples=20,
         rows=500,
@@ -97,7 +97,7 @@ BUDGETS: tuple[Budget, ...] = (
     ),
     Budget(
         name="full",
-        words="Full run of every recipe as it stands in the row.",
+        description="Full run of every recipe as it stands in the row.",
         seeds=3,
         samples=1000,
         rows=None,

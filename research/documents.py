@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,8 @@ DOCUMENTS: dict[str, dict[str, Block]] = {
     },
     "docs/conditioners.md": {"strong": _of("strong/table.json", strong_tables)},
     "docs/depth.md": {
-        "fixed": _of("depth/table.json", lambda table: part_table(table, "autoregressive", "fixed")),
-        "learned": _of("depth/table.json", lambda table: part_table(table, "autoregressive", "learned")),
+        base: _of("depth/table.json", partial(part_table, family="autoregressive", base=base, columns=7))
+        for base in ("fixed", "learned")
     },
     "docs/options.md": option_tables.BLOCKS,
     "docs/which_estimator.md": {

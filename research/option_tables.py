@@ -33,7 +33,7 @@ def group_block(folder: Path, group: str) -> str:
     for name, option in OPTIONS.items():
         if option.group == group:
             limits = [
-                words for words in option.range.broken(math.nan).split(" and ") if words not in _NOT_SAID
+                limit for limit in option.range.broken(math.nan).split(" and ") if limit not in _NOT_SAID
             ]
             kind = "a name, see below" if option.registry else value_rule(option.type)
             meaning = "; only if ".join([option.help, *map(str, option.needs)])
@@ -71,9 +71,11 @@ def estimators_block(folder: Path) -> str:
 def _meanings(maker: Callable[..., object]) -> dict[str, str]:
     """What a docstring says of the arguments."""
     text = inspect.getdoc(getattr(maker, "func", maker)) or ""
-    found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, flags=re.MULTILINE)
-    words = {name: re.sub(r":math:`\\(.+?)`", r"`\1`", " ".join(meaning.split())) for name, meaning in found}
-    return {name: meaning.rstrip(".").replace("|", "\\|") for name, meaning in words.items()}
+    described = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, flags=re.MULTILINE)
+    meanings = {
+        name: re.sub(r":math:`\\(.+?)`", r"`\1`", " ".join(meaning.split())) for name, meaning in described
+    }
+    return {name: meaning.rstrip(".").replace("|", "\\|") for name, meaning in meanings.items()}
 
 
 _GROUPS = ("Data", "Model", "Training", "Run")

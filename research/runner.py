@@ -289,8 +289,8 @@ def final_epochs(epochs: int, best: int, validate_every: int) -> int:
     >>> final_epochs(100, 42, 5), final_epochs(100, 88, 5), final_epochs(100, 100, 5)
     (45, 100, 100)
     """
-    rounded = -(-best // validate_every) * validate_every
-    return rounded if rounded < _NEARLY_ALL * epochs else epochs
+    length = -(-best // validate_every) * validate_every
+    return length if length < _NEARLY_ALL * epochs else epochs
 
 
 def _begun_with(folder: Path) -> Options | None:

@@ -155,15 +155,15 @@ def _group(rows: Tensor, features: Tensor, slots: Tensor) -> Group:
     counts = torch.bincount((rows[:, features].long() * places).sum(1), minlength=2 ** len(features))
     patterns = (torch.arange(len(counts))[:, None] // places % 2).double()
     silent, *spoken = counts.argsort(descending=True, stable=True)[: len(slots) + 1].tolist()
-    quiet = counts.double()
-    quiet[spoken] = 0
-    quiet[silent] += 1e-3  # where there are no rows at all
+    unwritten = counts.double()
+    unwritten[spoken] = 0
+    unwritten[silent] += 1e-3  # where there are no rows at all
     return Group(
         features,
         slots[: len(spoken)],
         patterns[spoken].float(),
         counts[spoken].float() / len(rows),
-        (quiet @ patterns / quiet.sum()).float(),
+        (unwritten @ patterns / unwritten.sum()).float(),
     )
 
 

@@ -55,7 +55,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [row["id"], row["base"], *depths, nll, fixed(row["greedy"]), fixed(row["refit"])]
 
 
-_PAPER = [{"depth": row.depth, "nll": row.nll} for row in PAPER_TABLE if row.words == "straight-through"]
+_PAPER = [{"depth": row.depth, "nll": row.nll} for row in PAPER_TABLE if row.title == "straight-through"]
 
 DEPTH = Experiment(
     name="depth",

@@ -171,12 +171,15 @@ def depth_markdown(table: dict[str, Any]) -> str:
     return "\n\n".join([table["words"], *(f"## {title}\n\n{text}" for title, text in sections if text)])
 
 
-def part_table(table: dict[str, Any], family: str, base: str) -> str:
-    """The likelihoods of one part of the rows."""
-    return markdown_table(
-        "row | >depth | >used | >NLL | which is | >greedy | >refitted | >weights | >seconds | >passes | >seeds",
-        map(_cells, part(table["rows"], family, base)),
-    )
+_COLUMNS = (
+    "row | >depth | >used | >NLL | which is | >greedy | >refitted | >weights | >seconds | >passes | >seeds"
+)
+
+
+def part_table(table: dict[str, Any], family: str, base: str, columns: int = 11) -> str:
+    """The likelihoods of one part of the rows, in the first columns or in all."""
+    rows = [_cells(row)[:columns] for row in part(table["rows"], family, base)]
+    return markdown_table(" | ".join(_COLUMNS.split(" | ")[:columns]), rows)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

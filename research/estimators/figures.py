@@ -89,9 +89,8 @@ def _draw_reference(axes: Axes, rows: Sequence[Row]) -> None:
     held = next((row for row in rows if row["estimator"] == row["reference"]), None)
     if held is None:
         return
-    low, high = axes.get_xlim()
-    bounds = axes.get_ylim()
-    at = np.geomspace(low, high, 50)
+    axes.autoscale(False)
+    at = np.geomspace(*axes.get_xlim(), 50)
     axes.plot(
         at,
         held["variance"] * held["milliseconds"] / at,
@@ -100,8 +99,6 @@ def _draw_reference(axes: Axes, rows: Sequence[Row]) -> None:
         linestyle="--",
         zorder=0,
     )
-    axes.set_xlim(low, high)
-    axes.set_ylim(bounds)
 
 
 def draw_bias(rows: Sequence[Row], path: Path) -> None:
@@ -160,10 +157,9 @@ def _scatter(
         at = [value if value > 0 else low for value, low in zip(spot, least, strict=True)]
         markers.put(axes, at, row["estimator"], filled=is_filled(row))
     _label_decades(axes)
-    for axis, low in zip("xy", least, strict=True):
-        if any(spot["xy".index(axis)] <= 0 for _, spot in spots):
-            line = axes.axvline if axis == "x" else axes.axhline
-            line(low, color="grey", linewidth=0.6, linestyle=":")
+    for axis, line in enumerate((axes.axvline, axes.axhline)):
+        if any(spot[axis] <= 0 for _, spot in spots):
+            line(least[axis], color="grey", linewidth=0.6, linestyle=":")
 
 
 def _label_decades(axes: Axes) -> None:

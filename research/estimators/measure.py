@@ -197,8 +197,8 @@ class Bench:
                 "part": part.role,
                 "layer": part.layer,
                 "claim": claim_of(estimator, self.flow, part),
-                "objective": objective.words,
-                "oracle": None if oracle is None else oracle.words(part, self.flow.depth),
+                "objective": objective.description,
+                "oracle": None if oracle is None else oracle.description(part, self.flow.depth),
             }
             rows.append(about | rounded(of_part) | {"draws": stream.count, "groups": len(stream.counts)})
         return rows, stream

@@ -38,7 +38,7 @@ class StudyBudget:
 
     Attributes:
         name: by which the command line knows it.
-        words: what its figures are.
+        description: what its figures are.
         draws: of each estimator.
         batch: rows of the one batch.
         warm_up: batches for estimators that learn.
@@ -51,7 +51,7 @@ class StudyBudget:
     """
 
     name: str
-    words: str
+    description: str
     draws: int
     batch: int
     warm_up: int
@@ -90,7 +90,7 @@ class Subject:
     Attributes:
         name: its name in files.
         title: its name in tables.
-        words: what it is, and how it was trained.
+        description: what it is, and how it was trained.
         points: at which weights it is studied by default.
         known: at which it can be.
         estimators: the default ones.
@@ -103,7 +103,7 @@ class Subject:
 
     name: str
     title: str
-    words: str
+    description: str
     points: tuple[str, ...]
     known: tuple[str, ...]
     estimators: tuple[str, ...]
@@ -245,7 +245,7 @@ def _own(name: str, title: str, options: Options, folder: Path, budget: StudyBud
     return Subject(
         name=name,
         title=title,
-        words=f"{_trained_by(options)}, on a fixed base, networks of {hidden_units(options)[0]:,} hidden units{middle}",
+        description=f"{_trained_by(options)}, on a fixed base, networks of {hidden_units(options)[0]:,} hidden units{middle}",
         points=points,
         known=POINTS,
         estimators=default_estimators(
@@ -294,7 +294,7 @@ def run_model(run: Path, device: str) -> Subject:
     return Subject(
         name=name,
         title=f"the run in {name}",
-        words=_trained_by(opened.options),
+        description=_trained_by(opened.options),
         points=("converged",),
         known=("converged",) if opened.options.layers is None else ("start", "converged"),
         estimators=default_estimators(flow.depth, posterior=flow.has_posterior),

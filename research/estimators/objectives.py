@@ -58,7 +58,7 @@ class Objective:
     proposal: Literal["p", "q"] = "p"
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         if self.kind == "samples":
             source = "the posterior" if self.proposal == "q" else "the generator"
             summed = ", the last layer summed out" if self.sum_last else ""

@@ -37,7 +37,7 @@ class Oracle:
     last: str
     earlier: str
 
-    def words(self, part: Part, depth: int) -> str:
+    def description(self, part: Part, depth: int) -> str:
         return self.last if part.layer in (None, depth) else self.earlier
 
 
@@ -78,7 +78,7 @@ def find_oracle(
     estimator = averaging_estimator(objective, AVERAGED_SAMPLES)
     if isinstance(estimator, PlainBound):  # scores in every layer
         means, draws = average(estimator)
-        text = f"mean of {draws:,} draws of {estimator.words}, which is unbiased"
+        text = f"mean of {draws:,} draws of {estimator.description}, which is unbiased"
         return Oracle(means, text, text)
     if estimator is None or not flow.last_layer_summable:
         return None
@@ -147,8 +147,8 @@ def _of_row(objective: Objective, flow: LatentFlow, x: Tensor, context: Tensor |
         return _bound_of_several(log_u, value, objective.samples)
     if objective.entropy:
         weights = [objective.entropy * objective.earlier] * (flow.depth - 1) + [objective.entropy]
-        for weight, nodes in zip(weights, trace.generator, strict=True):
-            value = value + weight * nodes.entropy().sum(-1).expand(len(u), 1)[:, 0]
+        for weight, choices in zip(weights, trace.generator, strict=True):
+            value = value + weight * choices.entropy().sum(-1).expand(len(u), 1)[:, 0]
     return (log_u.exp() * value).sum()
 
 

@@ -36,7 +36,7 @@ class PlainBound(Estimator):
         self._judged = VIMCO(samples, proposal, sum_last)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"a plain score function with {self.sets} sets of samples"
 
     def config(self) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class Study:
         name = None if self._request.run is None else subjects[0].name
         return {
             "budget": budget.name,
-            "words": budget.words if name is None else f"Study of the run in {name}.",
+            "words": budget.description if name is None else f"Study of the run in {name}.",
             "draws": budget.draws,
             "batch": budget.batch,
             "warm_up": budget.warm_up,
@@ -141,9 +141,8 @@ class Study:
             if pieces:
                 flow = subject.blank()
                 require_oracle(flow)
-                for text in dict.fromkeys(piece.estimator for piece in pieces):
-                    if (reason := refusal(text, flow)) is not None:
-                        refused[text] = reason
+                texts_left = dict.fromkeys(piece.estimator for piece in pieces)
+                refused = {text: reason for text in texts_left if (reason := refusal(text, flow))}
             self._refused |= {(subject.name, text): str(reason) for text, reason in refused.items()}
             reasons |= refused
             taken |= set(texts) - refused.keys()
@@ -158,7 +157,7 @@ class Study:
 
     # ---- the work ----
 
-    def run(self, observer: Display | None = None) -> list[Outcome]:
+    def run(self, observer: Display) -> list[Outcome]:
         """Measure everything that is not finished; nothing of it fails for itself."""
         self._note_models()
         write_plan(self._request.out, self._plan)
@@ -166,17 +165,15 @@ class Study:
             self.pieces, lambda piece: (piece.model, piece.point)
         ):
             bench, about = self._bench(self._subjects[model], point)
-            if observer is not None:
-                observer.on_done(model)
+            observer.on_done(model)
             for piece in pieces:
                 self._measure(piece, bench, about)
-                if observer is not None:
-                    observer.on_done(str(piece))
+                observer.on_done(str(piece))
         return []
 
     def _note_models(self) -> None:
         for name, subject in self._subjects.items():
-            self._plan["models"][name] = {"title": subject.title, "words": subject.words}
+            self._plan["models"][name] = {"title": subject.title, "words": subject.description}
         kept = [r for r in self._plan["refused"] if (r["model"], r["estimator"]) not in self._refused]
         new = [
             {"model": model, "estimator": text, "reason": reason}

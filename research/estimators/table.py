@@ -90,13 +90,11 @@ def make_study_table(results: StudyResults) -> Row:
 
 
 def _seconds(measurements: Sequence[Row]) -> dict[str, float]:
-    """What all draws on each device took, if every file of it says so."""
+    """What all draws on each device took."""
     taken: dict[str, float] = {}
     for measurement in measurements:
-        taken[measurement["device"]] = taken.get(measurement["device"], 0.0) + measurement.get(
-            "seconds", math.nan
-        )
-    return {device: round(seconds, 1) for device, seconds in taken.items() if not math.isnan(seconds)}
+        taken[measurement["device"]] = taken.get(measurement["device"], 0.0) + measurement["seconds"]
+    return {device: round(seconds, 1) for device, seconds in taken.items()}
 
 
 def _rows_of(measurement: Row) -> list[Row]:

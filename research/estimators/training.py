@@ -66,7 +66,12 @@ class TrainingComparison:
         self._device = resolve_device(request.device)
         budget, work = request.budget, request.work / request.budget.name
         device = results.device_name(self._device)
-        settings = {"budget": budget.name, "words": budget.words, "seed": request.seed, "device": device}
+        settings = {
+            "budget": budget.name,
+            "words": budget.description,
+            "seed": request.seed,
+            "device": device,
+        }
         self._plan = open_study(request.out, settings)
         self._images = image_options(budget, work)
         trials = [self._trial(depth, text) for depth in _DEPTHS for text in self._texts(depth)]

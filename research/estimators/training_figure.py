@@ -10,13 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from research.estimators.markers import PRINTED, Markers, add_legend, legend_height
-from research.estimators.training_table import Group, training_groups
+from research.estimators.training_table import FEWEST, Group, training_groups
 from research.samples import save_figure
 
 _FAR = 1.4
 """A likelihood beyond so many times the median is drawn at the edge, with its figure beside it."""
-_FEWEST = 4
-"""Runs of one objective that have a panel of their own."""
 Spot = tuple[str, float, float]
 """An estimator, its place across, the NLL of its run."""
 
@@ -31,7 +29,7 @@ def draw_training(table: dict[str, Any], path: Path) -> None:
         depth: [
             (group.objective, spots)
             for group in groups
-            if group.depth == depth and len(spots := group.measured(table)) >= _FEWEST
+            if group.depth == depth and len(spots := group.measured(table)) >= FEWEST
         ]
         for depth in depths
     }

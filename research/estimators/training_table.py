@@ -24,8 +24,8 @@ _SHORT = {
     "bound of several samples from the generator": "samples of p",
     "bound of several samples from the posterior": "samples of q",
 }
-_FEWEST = 4
-"""Runs that ranks are compared of."""
+FEWEST = 4
+"""Runs of one objective whose ranks are compared, and which have a panel of their own."""
 
 
 def measurements(table: Row, run: Row) -> list[Row]:
@@ -134,7 +134,7 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
     >>> rank_correlation([(1, 10), (2, 30), (3, 20), (4, 40)])
     0.8
     """
-    if len(pairs) < _FEWEST:
+    if len(pairs) < FEWEST:
         return None
     first, second = (ranks([pair[index] for pair in pairs]) for index in (0, 1))
     if len(set(first)) == 1 or len(set(second)) == 1:

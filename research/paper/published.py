@@ -15,7 +15,7 @@ class PaperRow:
     """One row: `nll` is exact for straight-through rows and a 1,000-sample bound otherwise."""
 
     id: str
-    words: str
+    title: str
     depth: int
     nll: float
     greedy: float | None = None

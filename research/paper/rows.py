@@ -1,7 +1,7 @@
 """The rows of the reproduction, as data: what the paper reports, how we train it, and how to do better.
 
 The paper fixes a MADE in every layer, Adam with learning rate 1e-3, the base at 0.9 / 0.1, evaluation by 1,000 samples and the
-best of three runs. Everything else in a recipe is our choice, made on validation data; `choices` puts it into words.
+best of three runs. Everything else in a recipe is our choice, made on validation data; `choices` lists it.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def _row(
 
 @dataclass(frozen=True)
 class Reference(ComputedRow):
-    """What the rows are to be measured by; `words` say what it is."""
+    """What the rows are to be measured by; `description` says what it is."""
 
-    words: str
+    description: str
 
 
 _ENTROPY_BONUS = "with entropy bonus"
@@ -155,10 +155,7 @@ def _running(depth: int) -> Row:
 
 
 ROWS: tuple[Row, ...] = (
-    _straight_through(1),
-    _straight_through(2),
-    _straight_through(4),
-    _straight_through(8),
+    *map(_straight_through, (1, 2, 4, 8)),
     _full_posterior(
         "greedy",
         "greedy",
@@ -209,7 +206,7 @@ _POSTERIORS = {
 
 
 def choices(options: Options) -> str:
-    """What the paper leaves open and a recipe settles, in words."""
+    """What the paper leaves open and a recipe decides, as text."""
     sizes = CONDITIONERS.read(options.conditioner)["hidden"]
     widths = ", ".join(f"{width:,}" for width in sizes)
     hidden = "one hidden layer" if len(sizes) == 1 else f"{len(sizes)} hidden layers"

@@ -46,13 +46,8 @@ def score(run: Trained) -> dict[str, Any]:
 
 def deterministic(known: Mapping[str, Any]) -> dict[str, Any]:
     """What a run itself reports of its deterministic flow, and of its layers."""
-    return {
-        "greedy": known["greedy_nll"],
-        "greedy_stderr": known["greedy_stderr"],
-        "refit": known["refit_nll"],
-        "refit_stderr": known["refit_stderr"],
-        "layers": known["layers"],
-    }
+    copied = {key: known[key] for key in ("greedy_stderr", "refit_stderr", "layers")}
+    return {"greedy": known["greedy_nll"], "refit": known["refit_nll"]} | copied
 
 
 def _headline(family: str, latent: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def _planned(row: Row | Reference) -> dict[str, Any]:
     """All that a table must know about a row."""
     about = {"id": row.id, "title": row.title}
     if isinstance(row, Reference):
-        return about | {"words": row.words, "family": "reference", "paper": NOTHING}
+        return about | {"words": row.description, "family": "reference", "paper": NOTHING}
     return about | {
         "family": row.family,
         "depth": row.depth,

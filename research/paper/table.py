@@ -194,7 +194,7 @@ def meaning_table(demo: dict[str, Any]) -> str:
         f"the paper's row | >NLL | >against independent pixels ({level:.1f}) | >wrong pixels in an image",
         (
             [
-                row.words + (f", depth {row.depth}" if row.words == "straight-through" else ""),
+                row.title + (f", depth {row.depth}" if row.title == "straight-through" else ""),
                 *(str(row.nll), f"{row.nll - level:+.1f}", fixed((row.nll - floor) / error)),
             ]
             for row in PAPER_TABLE

@@ -69,23 +69,20 @@ def _tiny(options: Options) -> dict[str, Any]:
     }
 
 
-def _on_fixed_values(estimator: str) -> str:
-    """The estimator without grey values, which only MNIST has."""
-    return estimator.replace("soft_targets=true", "soft_targets=false")
+def _on_digits(options: Options) -> dict[str, Any]:
+    """Without soft targets: the small digits have no grey values, only MNIST has."""
+    estimator = options.estimator.replace("soft_targets=true", "soft_targets=false")
+    return _tiny(options) | {"batch_size": 50, "estimator": estimator}
 
 
 _SMOKE, _QUICK, _FULL = (replace(budget, seeds=2, samples=1) for budget in BUDGETS)
 STRONG_BUDGETS: tuple[Budget, ...] = (
-    replace(
-        _SMOKE,
-        changes=lambda options: (
-            _tiny(options) | {"batch_size": 50, "estimator": _on_fixed_values(options.estimator)}
-        ),
-    ),
+    replace(_SMOKE, changes=_on_digits),
     replace(
         _QUICK,
-        words="Quick run with small networks and one epoch: not converged, and not to be compared with anything published.",
+        description="Quick run with small networks and one epoch: not converged, and not to be compared with anything "
+        "published.",
         changes=_tiny,
     ),
-    replace(_FULL, words="Every recipe as it stands."),
+    replace(_FULL, description="Every recipe as it stands."),
 )

@@ -35,7 +35,7 @@ def score(run: Trained) -> dict[str, Any]:
     draws = [known["nll"], *(evaluate.exact(flow, again).nll for again in _other_draws(run))]
     likelihoods = evaluate.exact_each([*run.components, greedy_on_fixed_base(run)], split)
     *components, greedy_fixed = [likelihood.nll for likelihood in likelihoods]
-    rounded = evaluate.exact(flow, split, autocast=torch.bfloat16).nll
+    bf16 = evaluate.exact(flow, split, autocast=torch.bfloat16).nll
     seen = run.train.subset(min(_TRAIN_ROWS, len(run.train)))
     hard = seen.frozen(_TRAIN_DRAW) if seen.stochastic else seen
     return {
@@ -49,7 +49,7 @@ def score(run: Trained) -> dict[str, Any]:
         "refit": known["refit_nll"],
         "train_nll": evaluate.exact(flow, hard).nll,
         "train_rows": len(hard),
-        "bf16": {"nll": rounded, "difference": rounded - draws[0]},
+        "bf16": {"nll": bf16, "difference": bf16 - draws[0]},
         "sampling": {"samples": SAMPLES, "seconds": round(seconds_of_samples(flow, SAMPLES), 3)},
         "rows": len(split),
         "layers": known["layers"],

@@ -5,16 +5,16 @@ from xorflow.cli.display import PAPER_NLL
 
 
 def test_the_numbers_are_the_papers() -> None:
-    straight = {row.depth: row.nll for row in PAPER_TABLE if row.words == "straight-through"}
+    straight = {row.depth: row.nll for row in PAPER_TABLE if row.title == "straight-through"}
     assert straight == {1: 222.1, 2: 211.2, 4: 205.6, 8: 209.1}
-    latent = {row.id: (row.nll, row.greedy) for row in PAPER_TABLE if row.words != "straight-through"}
+    latent = {row.id: (row.nll, row.greedy) for row in PAPER_TABLE if row.title != "straight-through"}
     assert latent == {
         "sfe-posterior-greedy": (293.7, 205.3),
         "sfe-posterior-running": (242.4, 207.3),
         "sfe-special-greedy": (267.9, 267.7),
         "sfe-special-running": (190.1, 189.6),
     }
-    assert all(row.greedy is None for row in PAPER_TABLE if row.words == "straight-through")
+    assert all(row.greedy is None for row in PAPER_TABLE if row.title == "straight-through")
 
 
 def test_the_best_is_what_the_command_line_shows() -> None:

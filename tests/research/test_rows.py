@@ -82,6 +82,6 @@ def test_budgets() -> None:
     assert (full.samples, full.seeds, full.rows) == (1000, 3, None)
     assert full.options(recipe, "select", None) == recipe.replace(validation=10_000.0)
     assert full.options(recipe, "final", None) == recipe.replace(validation=0.0)
-    assert "not converged" in find_budget("quick").words
+    assert "not converged" in find_budget("quick").description
     with pytest.raises(ConfigError, match="--budget is one of smoke, quick, full; got 'huge'"):
         find_budget("huge")

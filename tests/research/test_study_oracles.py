@@ -169,8 +169,8 @@ def test_an_averaged_oracle_agrees_with_enumeration(monkeypatch: pytest.MonkeyPa
             errors = (noisy.means - plain.means)[:, part]
             distance = mean_of_pairs(errors @ errors.T)
             assert abs(distance.value) < 4 * distance.stderr + 1e-20
-        words = {noisy.words(Part("generator", layer), 2) for layer in (1, 2)}
-        assert words == {noisy.last, noisy.earlier}
+        descriptions = {noisy.description(Part("generator", layer), 2) for layer in (1, 2)}
+        assert descriptions == {noisy.last, noisy.earlier}
 
 
 DEEP = "chain depth 2 relative posterior"
@@ -219,7 +219,7 @@ def test_bounds_of_several_samples_of_large_models_are_averaged(
         distance = mean_of_pairs(errors @ errors.T)
         assert abs(distance.value) < 4 * distance.noise + 1e-20
     source = "the posterior" if proposal == "q" else "the generator"
-    assert objective.words.startswith(f"bound of 2 samples from {source}")
+    assert objective.description.startswith(f"bound of 2 samples from {source}")
 
 
 def test_a_model_without_any_oracle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
