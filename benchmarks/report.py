@@ -92,7 +92,7 @@ def block(results: Results) -> str:
 
 
 def section(name: str, result: dict[str, Any]) -> str:
-    """One machine's figures, curves and plots; what its file notes beside a figure, and ways that lost, are left to the file."""
+    """One machine's figures that have a target, curves and plots, which show all figures."""
     figures, curves = result["figures"], result["scaling"]
     aimed = [figure for figure in figures if figure["target"] is not None]
     met = sum(figure["met"] for figure in aimed)
@@ -101,7 +101,7 @@ def section(name: str, result: dict[str, Any]) -> str:
         f"![Ratios to the references on {name}](images/performance_figures_{name}.png)",
         f"![How cost grows on {name}](images/performance_scaling_{name}.png)",
     ]
-    shown = [figure for figure in figures if not figure["id"].endswith(("-passes", "-blocks"))]
+    shown = [figure for figure in aimed if not figure["id"].endswith(("-passes", "-blocks"))]
     profile = f"Where the time goes: [benchmarks/results/{name}.profile.txt](../benchmarks/results/{name}.profile.txt)."
     parts = [
         heading,
