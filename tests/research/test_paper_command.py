@@ -221,10 +221,11 @@ def test_a_killed_run_harms_no_other_and_is_made_by_the_next_command(
     os.kill(found[1], signal.SIGKILL)  # seed 1, which began last
     said = finish(process)
     assert said.code == 2
-    assert said.err == (
+    errors = [line for line in said.err.splitlines() if not line.startswith(("1 of 4", "2 of 4", "3 of 4"))]
+    assert errors == [  # progress is said after half a minute, which a busy machine may take
         "error: marginal.ours.select, seed 1: its process was ended by signal 9 (by hand, or for want of memory); "
-        "give the same command again\n"
-    )
+        "give the same command again"
+    ]
     assert re.search(r"^marginal +– +– +\d", said.out, re.MULTILINE)
     kept = files(out / "runs")
     assert sorted(kept) == ["marginal.ours.seed0.final.json", "marginal.ours.seed0.select.json"]
