@@ -157,7 +157,7 @@ class Study:
 
     # ---- the work ----
 
-    def run(self, observer: Display) -> list[Outcome]:
+    def run(self, observer: Display | None = None) -> list[Outcome]:
         """Measure everything that is not finished; nothing of it fails for itself."""
         self._note_models()
         write_plan(self._request.out, self._plan)
@@ -165,10 +165,12 @@ class Study:
             self.pieces, lambda piece: (piece.model, piece.point)
         ):
             bench, about = self._bench(self._subjects[model], point)
-            observer.on_done(model)
+            if observer is not None:
+                observer.on_done(model)
             for piece in pieces:
                 self._measure(piece, bench, about)
-                observer.on_done(str(piece))
+                if observer is not None:
+                    observer.on_done(str(piece))
         return []
 
     def _note_models(self) -> None:
