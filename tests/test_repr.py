@@ -51,8 +51,8 @@ def test_a_table_of_several_kinds_in_print():
         "  features: 19 of 5, 1 of 1461 categories",
         "  context: 3 features",
         f"  weights: {sum(p.numel() for p in flow.parameters()):,}",
-        f"  layer 1 of 1: Layer(MADE(20, {cut}, context=3, hidden=(8,), order='natural'), "
-        f"posterior=MLP(20, {cut}, context=3, hidden=(8,)))",
+        f"  layer 1 of 1: Layer(MADE(20, hidden=(8,), order='natural', {cut}, context=3), "
+        f"posterior=MLP(20, hidden=(8,), {cut}, context=3))",
         f"  base: FactorisedBase(20, p0=0.25, {cut}, tied=True)",
         ")",
     ]

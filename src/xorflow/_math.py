@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from xorflow.errors import DataError, Intractable
 
@@ -26,6 +25,16 @@ class Function(torch.autograd.Function):
         super().__init_subclass__(**kwargs)
         cls.forward.__signature__ = inspect.signature(cls.forward)  # pyright: ignore[reportFunctionMemberAccess]
 
+    @classmethod
+    def one_after_the_other(cls, info: Any, in_dims: Any, *inputs: Any) -> Tensor:
+        """What `torch.vmap` asks for, (batch, ...), by one call after the other."""
+        pairs = list(zip(inputs, in_dims, strict=True))
+        each = [
+            cls.apply(*(t.select(dim, number) if isinstance(dim, int) else t for t, dim in pairs))
+            for number in range(info.batch_size)
+        ]
+        return torch.stack(each)  # pyright: ignore[reportArgumentType]
+
 
 def log_mean_exp(values: Tensor, dim: int) -> Tensor:
     r""":math:`\log \frac1n \sum_i e^{v_i}` along `dim`, without overflow.
@@ -34,16 +43,6 @@ def log_mean_exp(values: Tensor, dim: int) -> Tensor:
     1000.0
     """
     return torch.logsumexp(values, dim) - math.log(values.shape[dim])
-
-
-def mean_log_odds(log_odds: Tensor) -> Tensor:
-    r"""The log-odds of the mean over the first dimension of the probabilities that have these log-odds.
-
-    >>> odds = torch.tensor([3.0, 1.0])  # probabilities 3/4 and 1/2
-    >>> round(float(mean_log_odds(odds.log()).exp()), 4)  # 5/8
-    1.6667
-    """
-    return log_mean_exp(logsigmoid(log_odds), 0) - log_mean_exp(logsigmoid(-log_odds), 0)
 
 
 def enumerate_states(categories: Sequence[int], *, limit: int = ENUMERATION_LIMIT) -> Tensor:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xorflow import MADE
-from xorflow.conditioners import Source, made
+from xorflow.conditioners import Source
 
 
 @st.composite
@@ -39,12 +39,12 @@ def test_walking_along_the_order_gives_the_logits_of_a_whole_pass(net, size):
         decoder = net.incremental(5, context, size)
         for block in decoder.blocks:
             part, places = (
-                visited[:, block.first : block.last],
-                net.choices.positions(net.order[block.first : block.last]),
+                visited[:, block],
+                net.choices.positions(net.order[block]),
             )
             torch.testing.assert_close(decoder.logits(block, part), expected[:, places], rtol=0, atol=1e-12)
             decoder.update(block, part)
-    assert [d for block in decoder.blocks for d in range(block.first, block.last)] == list(
+    assert [d for block in decoder.blocks for d in range(block.start, block.stop)] == list(
         range(net.features)
     )
 
@@ -66,17 +66,7 @@ def test_trial_values_change_nothing():
         for block in decoder.blocks:
             for trial in range(3):
                 decoder.logits(block, torch.full((3, 2), trial % 2))
-            found = decoder.logits(block, x[:, block.first : block.last])
-            whole = net({Source.STATE: x})[:, block.first : block.last]
+            found = decoder.logits(block, x[:, block])
+            whole = net({Source.STATE: x})[:, block]
             torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
-            decoder.update(block, x[:, block.first : block.last])
-
-
-def test_blocks_are_cut_when_they_are_asked_for(monkeypatch):
-    """A kernel that takes all features in one launch needs none."""
-    asked = []
-    monkeypatch.setattr(made, "cut_into_blocks", lambda *given: asked.append(given) or [])
-    decoder = MADE(6, (8,)).incremental(3, None, 2)
-    assert asked == []
-    assert decoder.blocks is decoder.blocks
-    assert len(asked) == 1
+            decoder.update(block, x[:, block])

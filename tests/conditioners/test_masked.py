@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 import zoo
 from enumeration import all_states, gradient
 from xorflow.conditioners import MaskedLinear
-from xorflow.conditioners.masked import staircase_bands
+from xorflow.conditioners.masked import prefix_lengths, staircase_bands
 from xorflow.estimators import MaximumLikelihood
 
 SCATTERED = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1], [0, 1, 0]]).bool()
@@ -86,7 +86,7 @@ def test_second_derivatives_pass_through(masked):
 @pytest.mark.parametrize("shape", [(5,), (2, 3)])
 @pytest.mark.parametrize("same_x", [False, True])
 def test_several_weights_by_vmap(masked, shape, same_x):
-    """One batched product has the values and gradients of one product after the other."""
+    """One after the other, with the values and gradients of each alone."""
     torch.manual_seed(2)
     weight = (torch.randn(3, *masked.weight.shape, dtype=torch.float64) * masked.mask).requires_grad_()
     bias = torch.randn(3, *masked.bias.shape, dtype=torch.float64, requires_grad=True)
@@ -122,7 +122,7 @@ def test_gradients_of_single_examples():
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.integers(1, 9))
 def test_bands_cover_a_staircase(lengths, blocks):
     mask = torch.arange(6) < torch.tensor(sorted(lengths))[:, None]
-    bands = staircase_bands(mask, blocks)
+    bands = staircase_bands(prefix_lengths(mask), blocks)
     assert bands is not None
     assert [row for band in bands for row in range(band.first, band.last)] == list(range(len(mask)))
     for band in bands:
@@ -133,7 +133,7 @@ def test_bands_cover_a_staircase(lengths, blocks):
 
 @pytest.mark.parametrize("mask", [SCATTERED, STAIRCASE.flip(0), STAIRCASE.flip(1)])
 def test_what_is_no_staircase_is_not_cut(mask):
-    assert staircase_bands(mask) is None
+    assert staircase_bands(prefix_lengths(mask)) is None
 
 
 @pytest.mark.parametrize("name", zoo.names(zoo.summable))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 import zoo
@@ -77,15 +76,15 @@ def test_steps_look_at_the_pixels_around_them_that_came_earlier(order):
         assert sorted(looked[int(rank > 0) :]) == sorted(around)
 
 
-@given(sequences(skipped=True), st.integers(1, 7))
+@given(sequences(skipped=True))
 @settings(max_examples=60)
-def test_walking_along_the_order_gives_the_logits_of_a_whole_pass(net, size):
+def test_walking_along_the_order_gives_the_logits_of_a_whole_pass(net):
     generator = torch.Generator().manual_seed(0)
     sizes = torch.tensor(net.states.sizes)
     x, trial = (torch.randint(6, (5, net.features), generator=generator) % sizes for _ in range(2))
     context = torch.rand(5, net.context_features, generator=generator, dtype=torch.float64)
     context = context if net.context_features else None
-    decoder = SequenceConditioner.incremental(net, 5, context, size)
+    decoder = net.incremental(5, context, 56)
     if list(net.sees.values()) != ["before"] or Source.OWN in net.sees:
         assert decoder is None
         return
@@ -94,25 +93,23 @@ def test_walking_along_the_order_gives_the_logits_of_a_whole_pass(net, size):
     with torch.no_grad():
         expected = net(dict.fromkeys(net.sees, x), context)
         for block in decoder.blocks:
-            features = net.order[block.first : block.last]
+            features = net.order[block]
             decoder.logits(block, trial[:, features])  # leaves no trace
             found = decoder.logits(block, x[:, features])
             torch.testing.assert_close(
                 found, expected[:, net.choices.positions(features)], rtol=0, atol=1e-12
             )
             decoder.update(block, x[:, features])
-    assert [d for block in decoder.blocks for d in range(block.first, block.last)] == list(
+    assert [d for block in decoder.blocks for d in range(block.start, block.stop)] == list(
         range(net.features)
     )
 
 
-@pytest.mark.parametrize("size", [1, 5])
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("categories", [2, 3])
 @pytest.mark.parametrize("skipped", [(), (0, 3, 4, 5, 19)])
-def test_cached_samples_are_those_of_whole_passes(kind, categories, size, skipped, monkeypatch):
+def test_cached_samples_are_those_of_whole_passes(kind, categories, skipped, monkeypatch):
     """In float64 the very integers, on the same noise: of D sequential passes, and of whole passes until nothing changes."""
-    monkeypatch.setattr("xorflow.conditioners.transformer._FEATURES_AT_A_TIME", size)
     more = {"rotary": bool(skipped)} if kind == "transformer" else {}
     net = sequence(kind, 20, shape=(4, 5), order="random:2", categories=categories, skipped=skipped, **more)
     flow = zoo.flow(zoo.Layer(net)).double()

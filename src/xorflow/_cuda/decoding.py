@@ -6,16 +6,15 @@ the time. What distinguishes one step from another is its number, which is kept 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from xorflow._cuda import devices
 from xorflow._cuda.capture import capturing
-from xorflow._math import mean_log_odds
 
 
 @dataclass(frozen=True)
@@ -24,34 +23,23 @@ class Capturable:
     its KV cache."""
 
     net: Any
-    core: Any
     values: Tensor
     fixed: Tensor
     memory: Any
 
 
-class Decoder(Protocol):
-    """What may have such steps."""
-
-    def capturable(self) -> Capturable | None: ...
-
-
-def decode(decoders: Sequence[Decoder], y: Tensor, uniforms: Tensor) -> Tensor | None:
-    """x (B, D) for xor, in the arrangement of the ordering, by the mean of the probabilities that decoders give.
-
-    None where such steps are not captured, or could not be.
+def decode(decoder: Capturable, y: Tensor, uniforms: Tensor) -> Tensor | None:
+    """x (B, D) for xor, in the arrangement of the ordering; None where such steps are not captured, or could not be.
 
     Args:
-        decoders: along one ordering, at their beginning.
+        decoder: at the beginning of its ordering.
         y: base states, in the arrangement of the ordering.
         uniforms: noise (B, D), in the same arrangement.
     """
-    conditioners = [c for c in (decoder.capturable() for decoder in decoders) if c is not None]
-    alike = len(conditioners) == len(decoders) and len({c.net.skipped for c in conditioners}) == 1
-    if not alike or y.dim() != 2 or not devices.decodes_by_graph(y.device):
+    if y.dim() != 2 or not devices.decodes_by_graph(y.device):
         return None
     try:
-        return GraphDecoder(conditioners, y, uniforms).run()
+        return GraphDecoder(decoder, y, uniforms).run()
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
@@ -59,19 +47,11 @@ def decode(decoders: Sequence[Decoder], y: Tensor, uniforms: Tensor) -> Tensor |
 
 
 class GraphDecoder:
-    """Decodes binary states, for xor, along an ordering; u is drawn by the mean of the conditioners'
-    probabilities.
+    """Decodes binary states, for xor, along an ordering; the arguments are those of `decode`."""
 
-    Args:
-        conditioners: with the same ordering and the same skipped features, at their beginning.
-        y: base states (B, D), in the arrangement of the ordering.
-        uniforms: noise (B, D), in the same arrangement.
-    """
-
-    def __init__(self, conditioners: Sequence[Capturable], y: Tensor, uniforms: Tensor) -> None:
-        self._conditioners, self._net = conditioners, conditioners[0].net
+    def __init__(self, decoder: Capturable, y: Tensor, uniforms: Tensor) -> None:
+        self._decoder, self._net, self._values = decoder, decoder.net, decoder.values
         self._y, self._uniforms = y.contiguous(), uniforms.contiguous()
-        self._values = conditioners[0].values  # one for all
         self._rank = torch.zeros(1, dtype=torch.int64, device=y.device)
         self._step = torch.zeros_like(self._rank)
 
@@ -89,28 +69,21 @@ class GraphDecoder:
         return self._values.squeeze(-1).index_select(1, self._net.visits).to(self._y.dtype)
 
     def _take_step(self) -> None:
-        self._draw([self._outputs(conditioner) for conditioner in self._conditioners])
-        self._step += 1
-
-    def _outputs(self, conditioner: Capturable) -> Tensor:
-        """Of the next step, (B, 1, 1)."""
-        net = conditioner.net
-        hidden = net.embedded([self._values], conditioner.fixed, self._rank)
+        net = self._net
+        hidden = net.embedded([self._values], self._decoder.fixed, self._rank)
         where = net.where.index_select(0, self._step)
-        return net.net.outputs(conditioner.core.extend_by_one(hidden, where, conditioner.memory, self._step))
+        hidden, _ = net.net.core.extend(hidden, where, self._decoder.memory, self._step)
+        self._draw(net.net.outputs(hidden))
+        self._step += 1
 
     def _pass_by(self) -> None:
         """A skipped feature."""
-        self._draw([conditioner.net.aside([self._values], self._rank) for conditioner in self._conditioners])
+        self._draw(self._net.aside([self._values], self._rank))
 
-    def _draw(self, outputs: list[Tensor]) -> None:
+    def _draw(self, outputs: Tensor) -> None:
         """Draw the feature whose outputs (B, 1, 1) these are."""
         visit = self._net.visits.index_select(0, self._rank)
-        each = [
-            out.squeeze(-1) + conditioner.net.net.bias.index_select(0, visit).T
-            for out, conditioner in zip(outputs, self._conditioners, strict=True)
-        ]
-        logits = mean_log_odds(torch.stack(each)) if len(each) > 1 else each[0]  # (B, 1)
+        logits = outputs.squeeze(-1) + self._net.net.bias.index_select(0, visit).T  # (B, 1)
         y, uniform = (t.index_select(1, self._rank) for t in (self._y, self._uniforms))
         flip = (uniform > torch.sigmoid(-logits)).to(y.dtype)
         self._values.index_copy_(1, visit, (y + flip - 2 * y * flip).unsqueeze(-1).to(self._values.dtype))

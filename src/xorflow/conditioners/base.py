@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from xorflow._repr import as_call
 from xorflow._states import Alphabet, per_feature
+from xorflow.conditioners.orderings import Order, resolve_order
 from xorflow.errors import DataError, ModelError
 
 
@@ -41,23 +43,32 @@ class Incremental(Protocol):
     """
 
     @property
-    def blocks(self) -> Sequence[Any]: ...
-    def logits(self, block: Any, x: Tensor) -> Tensor: ...
-    def update(self, block: Any, x: Tensor) -> None: ...
+    def blocks(self) -> Sequence[slice]:
+        """Ranks that are taken together, in the order of the features."""
+        ...
+
+    def logits(self, block: slice, x: Tensor) -> Tensor: ...
+    def update(self, block: slice, x: Tensor) -> None: ...
     def decode(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
         """All blocks at once, for xor, in the arrangement of the ordering; None where there is no kernel for it."""
         ...
 
 
 class Conditioner(nn.Module, ABC):
-    """A network from its declared inputs to the logits of `u`.
+    """What a layer's choice u depends on: from its declared inputs to the logits of u.
+
+    A subclass calls this constructor, keeps its further arguments as attributes of their names (or gives `config`), and gives
+    `forward` and `start_at`. It gives `decoder` if it can be evaluated along its ordering, which spares sampling, and
+    conditionals step by step, a whole pass for each feature. How it learns is its own matter: one that is fitted, not trained
+    by gradients, keeps buffers instead of parameters.
 
     Args:
         features: D.
         categories: K_d of the states.
-        choices: U_d, the number of values of u (K_d for a shift).
-        sees: which sources it reads, and how far in its ordering.
-        order: the ordering; `None` for a network without one.
+        choices: U_d, the number of values of u; K_d by default (a shift).
+        sees: which sources it reads, and how far in its ordering; `{"state": "before"}` by default.
+        order: the ordering, see `resolve_order`; `None` for a network without one.
+        shape: (rows, columns) of an image, for orderings that need them.
         context: the number of context features C (0: none).
 
     `forward(inputs, context)` takes integers (..., D) by source, leading shapes broadcast, embeds them itself, and returns
@@ -70,18 +81,20 @@ class Conditioner(nn.Module, ABC):
         self,
         features: int,
         *,
-        categories: int | Sequence[int],
-        choices: int | Sequence[int] | None,
-        sees: Mapping[str, str],
-        order: tuple[int, ...] | None,
-        context: int,
+        categories: int | Sequence[int] = 2,
+        choices: int | Sequence[int] | None = None,
+        sees: Mapping[str, str] | None = None,
+        order: Order | None = "natural",
+        shape: Sequence[int] | None = None,
+        context: int = 0,
     ) -> None:
         super().__init__()
         self.features = features
         self.states = Alphabet(per_feature(categories, features, "categories"))
         self.choices = self.states if choices is None else Alphabet(per_feature(choices, features, "choices"))
-        self.sees = _parse_sees(sees)
-        self.order = order
+        self.sees = _parse_sees({"state": "before"} if sees is None else sees)
+        self.order = None if order is None else resolve_order(order, features, shape)
+        self._named_order = order if isinstance(order, str) else self.order
         self.mask: Tensor | None = None
         if context < 0:
             raise ModelError(f"context is the number of context features, at least 0, and got {context}")
@@ -95,25 +108,49 @@ class Conditioner(nn.Module, ABC):
         """Set the output biases, so that a network of small weights begins near these packed logits (flat,)."""
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments, as JSON, from which a checkpoint builds the conditioner again."""
-        return {
-            "features": self.features,
+        """The constructor's arguments, as JSON, from which a checkpoint builds the conditioner again.
+
+        Those of this class are known; others are attributes of their names.
+        """
+        known: dict[str, Any] = {
             "categories": self.states.short(),
             "choices": self.choices.short(),
             "context": self.context_features,
+            "order": self._named_order,
+            "sees": {str(source): str(dependence) for source, dependence in self.sees.items()},
+            "mask": None if self.mask is None else self.mask.tolist(),
         }
+        names = inspect.signature(type(self)).parameters
+        settings = {name: _as_json(known.get(name, getattr(self, name, _UNKNOWN))) for name in names}
+        for name, value in settings.items():
+            if value is _UNKNOWN:
+                raise ModelError(
+                    f"a checkpoint builds {type(self).__name__} from its arguments, and has no plain value of {name!r}; keep "
+                    "it as an attribute of that name, or give the class a config()"
+                )
+        return settings
 
     def __repr__(self) -> str:
-        settings = self.config()
-        own = {name: value for name, value in settings.items() if name not in ("features", "choices")}
-        if settings.get("choices") != settings.get("categories"):
-            own["choices"] = settings.get("choices")
-        if own.get("sees") == {str(Source.STATE): str(Dependence.BEFORE)}:
-            del own["sees"]
-        return as_call(self, own, str(self.features), ("hidden", "width", "depth", "order"))
+        try:
+            settings = self.config()
+        except ModelError:  # of one's own, and not made for checkpoints
+            settings = {}
+        hidden = {"features"} | ({"choices"} if self.choices == self.states else set())
+        if self.sees == {Source.STATE: Dependence.BEFORE}:
+            hidden.add("sees")
+        shown = {name: value for name, value in settings.items() if name not in hidden}
+        return as_call(self, shown, str(self.features), ("hidden", "width", "depth", "order"))
 
     def incremental(self, batch: int, context: Tensor | None, block_size: int) -> Incremental | None:
         """An evaluation that follows the ordering, for sampling; None where there is none, and whole passes are made."""
+        if list(self.sees.values()) != [Dependence.BEFORE] or Source.OWN in self.sees:
+            return None  # logits that see more than one state strictly before d
+        self._check_context(context)
+        context = None if context is None else context.expand(batch, context.shape[-1])
+        return self.decoder(batch, context, block_size)
+
+    def decoder(self, batch: int, context: Tensor | None, block_size: int) -> Incremental | None:
+        """That evaluation, of a network that sees one state before d; blocks of at most so many features."""
         del batch, context, block_size
         return None
 
@@ -141,6 +178,17 @@ class Conditioner(nn.Module, ABC):
                 f"this conditioner was made for {self.context_features} context features, and got {came}; "
                 "pass context=... of that width, or build the conditioner with context=..."
             )
+
+
+_UNKNOWN = object()
+
+
+def _as_json(value: object) -> Any:
+    """A plain value, as JSON would give it back; `_UNKNOWN` of anything else."""
+    if isinstance(value, tuple | list):
+        entries = [_as_json(entry) for entry in value]
+        return _UNKNOWN if _UNKNOWN in entries else entries
+    return value if value is None or isinstance(value, bool | int | float | str | dict) else _UNKNOWN
 
 
 def common_lead(*shapes: torch.Size) -> torch.Size:

@@ -14,7 +14,7 @@ from torch.nn.functional import embedding_bag
 
 from xorflow._math import Function
 from xorflow._states import Alphabet
-from xorflow.conditioners.masked import MaskedLinear, mask_gradient
+from xorflow.conditioners.masked import Masked
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,12 @@ class Reader(nn.Module):
     Args:
         alphabets: of the sources, in their order.
         context: how many numbers it has.
+
+    Attributes:
+        arrange: in which order bits and context come; None for that of sources and features, the context last.
     """
+
+    arrange: Tensor | None
 
     def __init__(self, alphabets: Sequence[Alphabet], context: int = 0) -> None:
         super().__init__()
@@ -59,6 +64,7 @@ class Reader(nn.Module):
                 )
             dense, rows = self.dense_slices[-1].stop, self.row_slices[-1].stop
         self.dense, self.rows = dense + context, rows
+        self.register_buffer("arrange", None, persistent=False)
 
     def dense_features(self) -> list[tuple[int, int]]:
         """For each of the bits, its source's number and its feature."""
@@ -89,14 +95,15 @@ class Reader(nn.Module):
                 rows.append(others + self.get_buffer(f"first_{number}"))
         if context is not None:
             dense.append(context.to(dtype))
+        together = dense[0] if len(dense) == 1 else torch.cat(dense, -1)
         return Reading(
-            dense[0] if len(dense) == 1 else torch.cat(dense, -1),
+            together if self.arrange is None else together.index_select(-1, self.arrange),
             None if not rows else rows[0] if len(rows) == 1 else torch.cat(rows, -1),
             tuple(relaxed),
         )
 
 
-class Table(nn.Module):
+class Table(Masked):
     """A vector for each category of each feature, which are added up for a row: the part of a linear layer that reads
     categories.
 
@@ -106,8 +113,6 @@ class Table(nn.Module):
         mask: which entries (rows, width) may differ from zero; all by default.
     """
 
-    mask: Tensor | None
-
     def __init__(self, reader: Reader, width: int, mask: Tensor | None = None) -> None:
         super().__init__()
         self.bound = (reader.dense + reader.rows) ** -0.5  # that of a linear layer of so many inputs
@@ -115,25 +120,13 @@ class Table(nn.Module):
         self.register_buffer("mask", None if mask is None else mask.to(self.weight.dtype), persistent=False)
         self.apply_mask()
 
-    @torch.no_grad()
-    def apply_mask(self) -> None:
-        """Set to zero what the mask forbids."""
-        if self.mask is not None:
-            self.weight.mul_(self.mask)
-
     def forward(self, reading: Reading) -> Tensor:
         """The sum of a row's vectors, (..., width)."""
-        weight = self.weight
-        if self.mask is not None and torch.is_grad_enabled():
-            weight = mask_gradient(weight, self.mask)
+        weight = self.masked_weight()
         sums = [weights @ weight[rows] for weights, rows in reading.relaxed]
         if reading.rows is not None:
             sums.append(bag(reading.rows, weight))
         return sum(sums[1:], start=sums[0])
-
-    def _load_from_state_dict(self, *args, **kwargs) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self.apply_mask()  # loaded weights may come from elsewhere; a leak would make every likelihood wrong
 
 
 def bag(rows: Tensor, table: Tensor) -> Tensor:
@@ -170,14 +163,9 @@ class _Bag(Function):
 
     @staticmethod
     def vmap(info, in_dims, rows: Tensor, table: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        rows = (
-            rows.expand(info.batch_size, *rows.shape) if in_dims[0] is None else rows.movedim(in_dims[0], 0)
-        )
-        if in_dims[1] is not None:  # a table each, one after the other
-            table = table.movedim(in_dims[1], 0)
-            rows = rows + (torch.arange(len(table), device=rows.device) * table.shape[1])[:, None, None]
-            table = table.flatten(0, 1)
-        return bag(rows, table), 0
+        if in_dims[1] is None:
+            return bag(rows.movedim(in_dims[0], 0), table), 0
+        return _Bag.one_after_the_other(info, in_dims, rows, table), 0
 
 
 @torch.no_grad()
@@ -187,18 +175,13 @@ def reset_beside(table: Table | None, layer: nn.Module | None) -> None:
         return
     for parameter in layer.parameters():
         parameter.uniform_(-table.bound, table.bound)
-    if isinstance(layer, MaskedLinear):
+    if isinstance(layer, Masked):
         layer.apply_mask()
 
 
 @torch.no_grad()
 def start_linear(
-    reader: Reader,
-    source: int,
-    slope: Tensor,
-    dense: nn.Linear | None,
-    table: Table | None,
-    arrange: Tensor | None = None,
+    reader: Reader, source: int, slope: Tensor, dense: nn.Linear | None, table: Table | None
 ) -> None:
     """Set a linear layer, and the table beside it, to a linear map of one source alone, (its `flat`, outputs)."""
     bits = reader.dense_slices[source]
@@ -206,8 +189,9 @@ def start_linear(
     if dense is not None:
         columns = torch.zeros_like(dense.weight.T)
         columns[bits] = slope[:count].to(columns)
-        weights = columns.T if arrange is None else columns.T[:, arrange]
-        dense.weight.copy_(weights * dense.mask if isinstance(dense, MaskedLinear) else weights)
+        dense.weight.copy_(columns.T if reader.arrange is None else columns.T[:, reader.arrange])
+        if isinstance(dense, Masked):
+            dense.apply_mask()
     if table is not None:
         table.weight.zero_()
         table.weight[reader.row_slices[source]] = slope[count:].to(table.weight)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +40,6 @@ class _MaskGradient(Function):
         return gradients[0] * mask, None
 
 
-def mask_gradient(weight: Tensor, mask: Tensor) -> Tensor:
-    """The weight, whose gradient is zero wherever the mask is."""
-    masked: Tensor = _MaskGradient.apply(weight, mask)  # pyright: ignore[reportAssignmentType]
-    return masked
-
-
 @dataclass(frozen=True)
 class Band:
     """Rows `first:last` of a staircase mask, which see columns below `full` wholly and below `seen` in part."""
@@ -62,12 +57,8 @@ def prefix_lengths(mask: Tensor) -> Tensor | None:
     return lengths.int() if bool((prefix == mask.bool()).all()) else None
 
 
-def staircase_bands(mask: Tensor, blocks: int = _BLOCKS) -> tuple[Band, ...] | None:
-    """Cut a mask whose rows see ever longer prefixes of the columns into bands; None if it is no such staircase."""
-    return _cut(prefix_lengths(mask), blocks)
-
-
-def _cut(lengths: Tensor | None, blocks: int = _BLOCKS) -> tuple[Band, ...] | None:
+def staircase_bands(lengths: Tensor | None, blocks: int = _BLOCKS) -> tuple[Band, ...] | None:
+    """Cut a mask whose rows see ever longer prefixes, of these lengths, into bands; None if it is no such staircase."""
     if lengths is None or bool((lengths.diff() < 0).any()):
         return None
     edges = [round(i * len(lengths) / blocks) for i in range(blocks + 1)]
@@ -81,8 +72,7 @@ def _cut(lengths: Tensor | None, blocks: int = _BLOCKS) -> tuple[Band, ...] | No
 class _MaskedProduct(Function):
     """x W' + b where W is zero outside of a mask: band by band, if there are bands, only the columns that a band sees.
 
-    Rectified if that is asked for, which costs nothing where a kernel does both. Under `torch.vmap` over weights it is one
-    batched product: x (K, B, I), weight (K, O, I) and bias (K, O), one mask for all.
+    Rectified if that is asked for, which costs nothing where a kernel does both.
     """
 
     @staticmethod
@@ -95,63 +85,51 @@ class _MaskedProduct(Function):
         bands: tuple[Band, ...] | None,
         rectify: bool,
     ) -> Tensor:
-        out = _product(x, weight, bias, bands)
+        if bands is None:
+            out = torch.addmm(bias, x, weight.t())
+        else:
+            out = x.new_empty(len(x), len(weight))
+            for band in bands:
+                rows = slice(band.first, band.last)
+                part = weight[rows, : band.seen].t()
+                torch.addmm(bias[rows], x[:, : band.seen], part, out=out[:, rows])
         return out.relu_() if rectify else out
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        x, weight, _, mask, seen, bands, rectify = inputs
+        x, weight, _, mask, seen, ctx.bands, rectify = inputs
         ctx.save_for_backward(x, weight, mask, seen, output if rectify else None)
-        ctx.bands = bands if x.dim() == 2 else None
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
         x, weight, mask, seen, out = ctx.saved_tensors
+        of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
         g = gradients[0].contiguous()  # a broadcast gradient would keep every product from the fast routines
         g = g if out is None else torch.ops.aten.threshold_backward(g, out, 0)
-        return *_gradients(g, x, weight, mask, seen, ctx.bands, ctx.needs_input_grad), None, None, None, None
+        if torch.is_grad_enabled() or ctx.bands is None:  # plain operations, which have gradients themselves
+            g_x = g @ weight if of_x else None
+            g_weight = _masked(g.t() @ x, mask, seen) if of_weight else None
+        else:
+            g_x = torch.zeros_like(x) if of_x else None
+            g_weight = torch.zeros_like(weight) if of_weight else None
+            _add_by_bands(g, x, weight, mask, ctx.bands, g_x, g_weight)
+        return g_x, g_weight, _column_sums(g) if of_bias else None, None, None, None, None
 
     @staticmethod
-    def vmap(info, in_dims, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, seen, bands, rectify):  # pyright: ignore[reportIncompatibleMethodOverride]
-        if any(dim is not None for dim in in_dims[3:5]):
-            raise NotImplementedError("under vmap a masked layer has one mask for all weights")
-        stacked = [
-            _first(t, dim, info.batch_size) for t, dim in zip((x, weight, bias), in_dims, strict=False)
-        ]
-        return _MaskedProduct.apply(*stacked, mask, seen, bands, rectify), 0
+    def vmap(info, in_dims, *inputs: Any):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _MaskedProduct.one_after_the_other(info, in_dims, *inputs), 0
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor, bands: tuple[Band, ...] | None) -> Tensor:
-    if x.dim() == 3:
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-    if bands is None:
-        return torch.addmm(bias, x, weight.t())
-    out = x.new_empty(len(x), len(weight))
-    for band in bands:
-        rows = slice(band.first, band.last)
-        torch.addmm(bias[rows], x[:, : band.seen], weight[rows, : band.seen].t(), out=out[:, rows])
-    return out
-
-
-_Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""Of x, of the weight and of the bias."""
-
-
-def _gradients(
+def _add_by_bands(
     g: Tensor,
     x: Tensor,
     weight: Tensor,
     mask: Tensor,
-    seen: Tensor | None,
-    bands: tuple[Band, ...] | None,
-    needed: Sequence[bool],
-) -> _Gradients:
-    g_bias = _column_sums(g) if needed[2] else None
-    if torch.is_grad_enabled() or bands is None:  # plain operations, which have gradients themselves
-        g_x = g @ weight if needed[0] else None
-        return g_x, _masked(g.mT @ x, mask, seen) if needed[1] else None, g_bias
-    g_x = torch.zeros_like(x) if needed[0] else None
-    g_weight = torch.zeros_like(weight) if needed[1] else None
+    bands: tuple[Band, ...],
+    g_x: Tensor | None,
+    g_weight: Tensor | None,
+) -> None:
+    """The gradients of x and of the weight, those that are wanted, in tensors that are zero."""
     for band in bands:
         rows = slice(band.first, band.last)
         if g_x is not None:
@@ -159,12 +137,6 @@ def _gradients(
         if g_weight is not None:
             torch.mm(g[:, rows].t(), x[:, : band.seen], out=g_weight[rows, : band.seen])
             g_weight[rows, band.full : band.seen].mul_(mask[rows, band.full : band.seen])
-    return g_x, g_weight, g_bias
-
-
-def _first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """The tensor with the dimension that vmap hides in front; one that has none is the same for all."""
-    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
 def _fast(g: Tensor) -> bool:
@@ -182,17 +154,57 @@ def _masked(g_weight: Tensor, mask: Tensor, seen: Tensor | None) -> Tensor:
     return g_weight * mask
 
 
-class MaskedLinear(nn.Linear):
-    """A linear layer whose weight is zero, and stays zero, where `mask` is.
+class Masked(nn.Module):
+    """What has a weight that is zero, and stays zero, where `mask` is; None: nowhere.
 
-    The weight itself is stored masked, so the forward pass is a plain matrix product; only its gradient is masked.
-    An optimiser that leaves a zero weight with a zero gradient alone (SGD, Adam, AdamW, with decay or not) therefore
-    keeps it masked; whoever writes to the weight by other means calls `apply_mask`.
+    The weight itself is stored masked; only its gradient is masked. An optimiser that leaves a zero weight with a zero
+    gradient alone (SGD, Adam, AdamW, with decay or not) therefore keeps it masked; whoever writes to the weight by other
+    means calls `apply_mask`.
+    """
+
+    weight: Tensor
+    mask: Tensor | None
+
+    @torch.no_grad()
+    def apply_mask(self) -> None:
+        """Set to zero what the mask forbids."""
+        if self.mask is not None:
+            self.weight.mul_(self.mask)
+
+    def masked_weight(self) -> Tensor:
+        """The weight, whose gradient is zero wherever the mask is."""
+        # whether the weight requires a gradient is hidden under vmap
+        if self.mask is None or not torch.is_grad_enabled():
+            return self.weight
+        masked: Tensor = _MaskGradient.apply(self.weight, self.mask)  # pyright: ignore[reportAssignmentType]
+        return masked
+
+    def _load_from_state_dict(self, *args, **kwargs) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.apply_mask()  # loaded weights may come from elsewhere; a leak would make every likelihood wrong
+
+
+class Linear(nn.Linear):
+    """A linear layer, followed by a ReLU if that is asked for; it may have no inputs, and is then its bias."""
+
+    def reset_parameters(self) -> None:
+        if self.in_features:
+            super().reset_parameters()
+        elif self.bias is not None:  # nothing but categories comes in, by a table of its own
+            nn.init.zeros_(self.bias)
+
+    def forward(self, input: Tensor, rectify: bool = False) -> Tensor:
+        out = linear(input, self.weight, self.bias)
+        return out.relu() if rectify else out
+
+
+class MaskedLinear(Masked, Linear):
+    """A linear layer whose weight is zero, and stays zero, where `mask` is: the forward pass is a plain matrix product.
 
     On the CPU, where products cost what their operations cost, a large staircase mask is multiplied in bands.
     """
 
-    mask: Tensor
+    mask: Tensor  # pyright: ignore[reportIncompatibleVariableOverride]
 
     seen: Tensor | None
     """How many columns each row sees, (out_features,) int32, if these are always the first ones."""
@@ -203,19 +215,8 @@ class MaskedLinear(nn.Linear):
         super().__init__(mask.shape[1], mask.shape[0], bias=bias)
         self.register_buffer("mask", mask.to(self.weight.dtype), persistent=False)
         self.register_buffer("seen", prefix_lengths(mask), persistent=False)
-        self.bands = _cut(self.seen) if bias and mask.numel() >= _WORTH_CUTTING else None
+        self.bands = staircase_bands(self.seen) if bias and mask.numel() >= _WORTH_CUTTING else None
         self.apply_mask()
-
-    def reset_parameters(self) -> None:
-        if self.in_features:
-            super().reset_parameters()
-        elif self.bias is not None:  # nothing but categories comes in, by a table of its own
-            nn.init.zeros_(self.bias)
-
-    @torch.no_grad()
-    def apply_mask(self) -> None:
-        """Set to zero what the mask forbids."""
-        self.weight.mul_(self.mask)
 
     def forward(self, input: Tensor, rectify: bool = False) -> Tensor:
         """The product; of that only what is positive, if it is to be rectified."""
@@ -225,10 +226,7 @@ class MaskedLinear(nn.Linear):
             product = _MaskedProduct.apply(flat, self.weight, self.bias, self.mask, self.seen, bands, rectify)
             assert isinstance(product, Tensor)
             return product.reshape(*input.shape[:-1], self.out_features)
-        weight = self.weight
-        if torch.is_grad_enabled():  # whether the weight requires one is hidden under vmap
-            weight = mask_gradient(weight, self.mask)
-        out = linear(input, weight, self.bias)
+        out = linear(input, self.masked_weight(), self.bias)
         return out.relu() if rectify else out
 
     def _quicker(self, input: Tensor) -> bool:
@@ -240,22 +238,18 @@ class MaskedLinear(nn.Linear):
             return torch.is_grad_enabled()
         return kind == "cpu" and self.bands is not None
 
-    def _load_from_state_dict(self, *args, **kwargs) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self.apply_mask()  # loaded weights may come from elsewhere; a leak would make every likelihood wrong
+
+def linear_layers(net: nn.Sequential) -> list[Linear]:
+    """Those of a network, which has ReLUs between them."""
+    return [layer for layer in net if isinstance(layer, Linear)]
 
 
-def through(net: nn.Sequential, x: Tensor, looked_up: Tensor | None = None) -> Tensor:
-    """`net(x)`, with each ReLU left to the masked layer before it; `looked_up` is added to what the first layer gives."""
-    layers = list(net)
-    if looked_up is not None:
-        first, *layers = layers
-        x = first(x) + looked_up
-        if layers:
-            x = x.relu_()
-    for layer, following in zip(layers, [*layers, None][1:], strict=True):
-        if isinstance(layer, MaskedLinear):
-            x = layer(x, rectify=isinstance(following, nn.ReLU))
-        elif not isinstance(layer, nn.ReLU):
-            x = layer(x)
+def through(layers: Sequence[Linear], x: Tensor, looked_up: Tensor | None = None) -> Tensor:
+    """What layers with ReLUs between them make of x; `looked_up` is added to what the first one gives."""
+    for layer in layers:
+        if looked_up is None:
+            x = layer(x, rectify=layer is not layers[-1])
+        else:
+            x, looked_up = layer(x) + looked_up, None
+            x = x if layer is layers[-1] else x.relu_()
     return x

@@ -1,8 +1,9 @@
-"""Unmasked networks: the multi-layer perceptron of a posterior, and the bipartite coupling conditioner."""
+"""Linear layers with ReLUs between them: the multi-layer perceptron of a posterior, and the bipartite coupling conditioner."""
 
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 from xorflow._states import NEVER, Alphabet
 from xorflow.conditioners.base import Conditioner, Source
-from xorflow.conditioners.embedding import Reader, Reading, Table, reset_beside, start_linear
+from xorflow.conditioners.embedding import Reader, Table, reset_beside, start_linear
+from xorflow.conditioners.masked import Linear, linear_layers, through
 from xorflow.conditioners.orderings import coupling_mask
 from xorflow.errors import ModelError
 
@@ -32,43 +34,76 @@ class Perceptron(nn.Module):
         self.reader = Reader(alphabets, context)
         layers: list[nn.Module] = []
         for width_in, width_out in itertools.pairwise([self.reader.dense, *sizes]):
-            layers += [_linear(width_in, width_out), nn.ReLU()]
+            layers += [Linear(width_in, width_out), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
         self.table = Table(self.reader, sizes[0]) if self.reader.rows else None
         reset_beside(self.table, self.layers[0])
 
-    def read(self, states: Sequence[Tensor], context: Tensor | None) -> Reading:
-        """What the first layer takes."""
-        return self.reader(states, context, self.last.bias.dtype)
+    @property
+    def linear(self) -> list[Linear]:
+        return linear_layers(self.layers)
 
-    def forward(self, reading: Reading) -> Tensor:
-        first, *others = self.layers
-        hidden = first(reading.dense)
-        if self.table is not None:
-            hidden = hidden + self.table(reading)
-        for layer in others:
-            hidden = layer(hidden)
-        return hidden
+    def forward(self, states: Sequence[Tensor], context: Tensor | None) -> Tensor:
+        layers = self.linear
+        reading = self.reader(states, context, layers[-1].bias.dtype)
+        return through(layers, reading.dense, None if self.table is None else self.table(reading))
+
+
+class FeedForward(Conditioner):
+    """What networks of linear layers and ReLUs share: direct connections from the input to the output, and where they begin.
+
+    Attributes:
+        reader: of the first layer, and of direct connections.
+        skip: direct connections of bits and context, or None.
+        skip_table: those of categories, or None.
+    """
+
+    hidden: tuple[int, ...]
+    reader: Reader
+    skip: nn.Linear | None
+    skip_table: Table | None
 
     @property
-    def last(self) -> nn.Linear:
-        layer = self.layers[-1]
-        assert isinstance(layer, nn.Linear)
-        return layer
+    @abstractmethod
+    def stack(self) -> tuple[list[Linear], Table | None]:
+        """Its layers, and the table beside the first one."""
+
+    def arranged(self, logits: Tensor) -> Tensor:
+        """Packed logits as the last layer gives them."""
+        return logits
+
+    @property
+    def direct(self) -> bool:
+        """Whether there are direct connections."""
+        return self.skip is not None or self.skip_table is not None
+
+    def outputs(self, states: Sequence[Tensor], context: Tensor | None) -> Tensor:
+        """What the last layer and direct connections give."""
+        layers, table = self.stack
+        reading = self.reader(states, context, layers[-1].bias.dtype)
+        out = through(layers, reading.dense, None if table is None else table(reading))
+        if self.skip is not None:
+            out = out + self.skip(reading.dense)
+        return out if self.skip_table is None else out + self.skip_table(reading)
+
+    @torch.no_grad()
+    def start_at(self, logits: Tensor) -> None:
+        bias = self.stack[0][-1].bias
+        bias.copy_(self.arranged(logits.to(bias)))
+
+    @torch.no_grad()
+    def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
+        """Begin near a linear map of a source, (its `flat`, that of the choices), as far as there is a linear path."""
+        layers, table = self.stack
+        number, slope = list(self.sees).index(source), self.arranged(slope)
+        if not self.hidden:
+            start_linear(self.reader, number, slope, layers[0], table)
+        elif self.direct:
+            start_linear(self.reader, number, slope, self.skip, self.skip_table)
+        self.start_at(level)
 
 
-class _Empty(nn.Linear):
-    """A linear layer that reads nothing but its bias, where all inputs are categories."""
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.bias)
-
-
-def _linear(width_in: int, width_out: int) -> nn.Linear:
-    return nn.Linear(width_in, width_out) if width_in else _Empty(0, width_out)
-
-
-class MLP(Conditioner):
+class MLP(FeedForward):
     """A perceptron that sees all of its inputs: for posteriors, which may see anything.
 
     Args:
@@ -104,38 +139,20 @@ class MLP(Conditioner):
         alphabets = [self.alphabet(source) for source in self.sees]
         self.net = Perceptron(alphabets, context, [*self.hidden, self.choices.flat])
         reader, skips = self.net.reader, direct and bool(self.hidden)
+        self.reader = reader
         self.skip = nn.Linear(reader.dense, self.choices.flat, bias=False) if skips and reader.dense else None
         self.skip_table = Table(reader, self.choices.flat) if skips and reader.rows else None
         reset_beside(self.skip_table, self.skip)
 
-    def config(self) -> dict[str, Any]:
-        settings = {"hidden": list(self.hidden), "sees": [str(source) for source in self.sees]}
-        return super().config() | settings | ({"direct": True} if self._direct else {})
-
     @property
-    def _direct(self) -> bool:
-        return self.skip is not None or self.skip_table is not None
+    def stack(self) -> tuple[list[Linear], Table | None]:
+        return self.net.linear, self.net.table
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {"sees": [str(source) for source in self.sees]}
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
-        reading = self.net.read(*self.states_of(inputs, context))
-        out = self.net(reading)
-        if self.skip is not None:
-            out = out + self.skip(reading.dense)
-        return out if self.skip_table is None else out + self.skip_table(reading)
-
-    @torch.no_grad()
-    def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
-        """Begin near a linear map of a source, (its `flat`, that of the choices), where there is a linear path."""
-        number, reader = list(self.sees).index(source), self.net.reader
-        if not self.hidden:
-            start_linear(reader, number, slope, self.net.last, self.net.table)
-        elif self._direct:
-            start_linear(reader, number, slope, self.skip, self.skip_table)
-        self.start_at(level)
-
-    @torch.no_grad()
-    def start_at(self, logits: Tensor) -> None:
-        self.net.last.bias.copy_(logits.to(self.net.last.bias))
+        return self.outputs(*self.states_of(inputs, context))
 
 
 class Diagonal(Conditioner):
@@ -177,12 +194,12 @@ class Diagonal(Conditioner):
         self._pairs = list(pairs.values())
         outputs = []
         for number, alike in enumerate(self._pairs):
-            first = alike[0]
-            each_in, each_out = (1 if a.sizes[first] == 2 else a.sizes[first] for a in (into, out))
-            self.slopes.append(nn.Parameter(0.01 * torch.randn(len(alike), each_in, each_out)))
+            inputs = into.positions(alike).view(len(alike), -1)
+            outputs.append(out.positions(alike))
+            shape = (*inputs.shape, len(outputs[-1]) // len(alike))
+            self.slopes.append(nn.Parameter(0.01 * torch.randn(shape)))
             self.register_buffer(f"features_{number}", torch.tensor(alike), persistent=False)
-            self.register_buffer(f"inputs_{number}", _logits_of(into, alike), persistent=False)
-            outputs.append(_logits_of(out, alike).flatten())
+            self.register_buffer(f"inputs_{number}", inputs, persistent=False)
         self.register_buffer("place", torch.cat(outputs).argsort(), persistent=False)
         self.level = nn.Parameter(torch.zeros(out.flat))
 
@@ -214,15 +231,10 @@ class Diagonal(Conditioner):
         """Begin at a linear map of the source, as far as each logit is of its own feature."""
         assert source is self._source
         for number, (features, weights) in enumerate(zip(self._pairs, self.slopes, strict=True)):
-            rows, columns = self.get_buffer(f"inputs_{number}"), _logits_of(self.choices, features)
-            weights.copy_(slope[rows[:, :, None], columns.to(rows.device)[:, None, :]])
+            rows = self.get_buffer(f"inputs_{number}")
+            columns = self.choices.positions(features).view(len(features), 1, -1)
+            weights.copy_(slope[rows[:, :, None], columns.to(rows.device)])
         self.start_at(level)
-
-
-def _logits_of(alphabet: Alphabet, features: Sequence[int]) -> Tensor:
-    """Where the logits of features of one size lie, (n, how many each has)."""
-    each = 1 if alphabet.sizes[features[0]] == 2 else alphabet.sizes[features[0]]
-    return torch.tensor([alphabet.first_logits[d] for d in features])[:, None] + torch.arange(each)
 
 
 class Coupling(Conditioner):
@@ -245,7 +257,6 @@ class Coupling(Conditioner):
     seen_logits: Tensor
     moved_logits: Tensor
     identity: Tensor
-    place: Tensor
 
     def __init__(
         self,
@@ -268,35 +279,27 @@ class Coupling(Conditioner):
             context=context,
         )
         self.mask = coupling_mask(mask, features, shape=shape, flip=flip)
+        self.shape, self.flip = None, False  # a checkpoint keeps the mask itself
         self.hidden = tuple(hidden)
         seen, moved = self.mask.nonzero()[:, 0].tolist(), (~self.mask).nonzero()[:, 0].tolist()
-        kept = self.choices.of(seen)
-        identity = torch.full((kept.flat,), NEVER)
-        for group in kept.groups:
-            if not group.binary:  # the first logit of each feature is that of u = 0
-                identity[group.logits].view(-1, group.size)[:, 0] = 0
-        positions = [self.choices.positions(moved), self.choices.positions(seen)]
+        identity = torch.full((self.choices.flat,), NEVER)  # what is left alone is u = 0, with certainty
+        firsts = [self.choices.first_logits[d] for d in seen if self.choices.sizes[d] != 2]
+        identity[firsts] = 0
         self.register_buffer("seen", torch.tensor(seen), persistent=False)
         self.register_buffer("seen_logits", self.states.positions(seen), persistent=False)
-        self.register_buffer("moved_logits", positions[0], persistent=False)
+        self.register_buffer("moved_logits", self.choices.positions(moved), persistent=False)
         self.register_buffer("identity", identity, persistent=False)
-        self.register_buffer("place", torch.cat(positions).argsort(), persistent=False)
-        widths = [*self.hidden, self.choices.of(moved).flat]
+        widths = [*self.hidden, len(self.moved_logits)]
         self.net = Perceptron([self.states.of(seen)], context, widths)
-
-    def config(self) -> dict[str, Any]:
-        assert self.mask is not None
-        return super().config() | {"hidden": list(self.hidden), "mask": self.mask.tolist()}
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
         (state,), context = self.states_of(inputs, context)
         visible = state.index_select(-1, self.seen_logits if state.is_floating_point() else self.seen)
-        out = self.net(self.net.read([visible], context))
-        rest = self.identity.to(out.dtype).expand(
-            *out.shape[:-1], -1
-        )  # what is left alone is u = 0, with certainty
-        return torch.cat([out, rest], -1).index_select(-1, self.place)
+        out = self.net([visible], context)
+        identity = self.identity.to(out.dtype).expand(*out.shape[:-1], -1)
+        return identity.index_copy(-1, self.moved_logits, out)
 
     @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:
-        self.net.last.bias.copy_(logits[self.moved_logits.to(logits.device)].to(self.net.last.bias))
+        bias = self.net.linear[-1].bias
+        bias.copy_(logits.to(bias)[self.moved_logits])

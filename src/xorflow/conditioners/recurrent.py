@@ -9,13 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from xorflow.conditioners.orderings import Order
-from xorflow.conditioners.sequence import (
-    Core,
-    Dropout,
-    IncrementalSequence,
-    SequenceConditioner,
-    require_share,
-)
+from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner, require_share
 from xorflow.errors import ModelError
 
 Cell = Literal["gru", "lstm"]
@@ -87,13 +81,6 @@ class Recurrent(SequenceConditioner):
         self.depth, self.cell, self.dropout = depth, cell, dropout
         self.net = self._network(RecurrentStack(width, depth, cell, dropout), dropout)
 
-    def config(self) -> dict[str, Any]:
-        return super().config() | {"depth": self.depth, "cell": self.cell, "dropout": self.dropout}
-
-    def incremental(self, batch: int, context: Tensor | None, block_size: int) -> IncrementalSequence | None:
-        # a step waits for the one before it however they are grouped
-        return super().incremental(batch, context, min(block_size, 1))
-
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 
@@ -126,9 +113,9 @@ class RecurrentStack(Core):
         return [None] * len(self.layers)
 
     def extend(
-        self, hidden: Tensor, where: Tensor, memory: list[State], first: int
+        self, hidden: Tensor, where: Tensor, memory: list[State], number: int | Tensor
     ) -> tuple[Tensor, list[State]]:
-        del where, first
+        del where, number
         states = []
         # under autocast the recurrent kernels of CUDA would run in float16, whose range gradients leave
         with torch.autocast(hidden.device.type, enabled=False):

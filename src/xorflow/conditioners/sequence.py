@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -17,7 +15,7 @@ from xorflow._cuda.decoding import Capturable
 from xorflow._states import Alphabet
 from xorflow.conditioners.base import Conditioner, Dependence, Source
 from xorflow.conditioners.embedding import bag
-from xorflow.conditioners.orderings import Order, image_shape, resolve_order
+from xorflow.conditioners.orderings import Order, image_shape
 from xorflow.conditioners.receptive_field import checked_skipped, coordinates, receptive_fields
 from xorflow.errors import ModelError
 
@@ -49,6 +47,9 @@ def require_share(dropout: float) -> None:
 class Core(nn.Module, ABC):
     """From a sequence of vectors to a sequence of vectors, each seeing itself and those before it."""
 
+    capturable = False
+    """Whether steps can be captured as a CUDA graph."""
+
     @abstractmethod
     def forward(self, hidden: Tensor, where: Tensor) -> Tensor:
         """Steps (N, S, width), which lie at the coordinates (S, C), to the same shape."""
@@ -58,19 +59,12 @@ class Core(nn.Module, ABC):
         """What incremental decoding of that many steps keeps of earlier ones (a KV cache, or a state), before its first."""
 
     @abstractmethod
-    def extend(self, hidden: Tensor, where: Tensor, memory: Any, first: int) -> tuple[Tensor, Any]:
-        """Steps `first` and following, (N, b, width), after those in memory: what they become, and the memory with them.
+    def extend(self, hidden: Tensor, where: Tensor, memory: Any, number: int | Tensor) -> tuple[Tensor, Any]:
+        """A step (N, 1, width) after those in memory: what it becomes, and the memory with it.
 
-        Steps that are extended by again replace those of the same numbers.
+        The same number again replaces that step. Where steps can be captured the number may be on the device, (1,), and the
+        memory is changed in place.
         """
-
-
-class CapturableCore(Core):
-    """One whose steps can be captured as a CUDA graph: their number is on the device."""
-
-    @abstractmethod
-    def extend_by_one(self, hidden: Tensor, where: Tensor, memory: Any, number: Tensor) -> Tensor:
-        """One step (N, 1, width), whose `number` (1,) is on the device, after those in memory, which it enters in place."""
 
 
 class Positions(nn.Module):
@@ -203,8 +197,9 @@ class SequenceConditioner(Conditioner):
             features,
             categories=categories,
             choices=choices,
-            sees=sees or {"state": "before"},
-            order=resolve_order(order, features, image),
+            sees=sees,
+            order=order,
+            shape=image,
             context=context,
         )
         if set(self.sees.values()) - {Dependence.BEFORE, Dependence.UP_TO}:
@@ -218,7 +213,6 @@ class SequenceConditioner(Conditioner):
             raise ModelError(f"reach is at least 0, and got {reach}")
         self.width, self.shape, self.reach = width, image, reach
         assert self.order is not None
-        self._order_as_given = order if isinstance(order, str) else list(self.order)
         self.skipped = checked_skipped(skipped, features)
         fields, seen = receptive_fields(self.order, image, reach, list(self.sees.values()), self.skipped)
         self.register_buffer("visits", torch.tensor(self.order), persistent=False)  # (D,)
@@ -240,12 +234,6 @@ class SequenceConditioner(Conditioner):
         where = coordinates(self.visits, self.shape)[active].to(torch.get_default_dtype())
         for name, value in {"active": active, "silent": silent, "places": places, "where": where}.items():
             self.register_buffer(name, value, persistent=False)
-        self._in_place = not self.skipped and self.order == tuple(range(self.features))
-
-    def turning_points(self) -> list[int]:
-        """The ranks at which skipped features follow others, or others them."""
-        steps = [after - before for before, after in itertools.pairwise(self.steps_before)]
-        return [rank for rank in range(1, self.features) if steps[rank] != steps[rank - 1]]
 
     def _network(self, core: Core, drop: float) -> SequenceNetwork:
         size = self.fields.shape[-1]
@@ -254,16 +242,6 @@ class SequenceConditioner(Conditioner):
         embed = Embedding(self.features, self.width, self.shape, count, inputs, self.context_features)
         outputs = (self.features, _floats(self.choices))
         return SequenceNetwork(embed, core, self.width, outputs, drop, skips=bool(self.skipped))
-
-    def config(self) -> dict[str, Any]:
-        return super().config() | {
-            "width": self.width,
-            "order": self._order_as_given,
-            "shape": None if self.shape is None else list(self.shape),
-            "reach": self.reach,
-            "skipped": list(self.skipped),
-            "sees": {str(source): str(dependence) for source, dependence in self.sees.items()},
-        }
 
     def reordered(self, order: Order) -> Self:
         """The same network in another ordering: all weights are shared but a vector that tells the orderings apart."""
@@ -282,39 +260,33 @@ class SequenceConditioner(Conditioner):
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
         states, context = self.states_of(inputs, context)
-        lead = states[0].shape[:-1]
-        dtype = self.net.bias.dtype
+        lead, dtype = states[0].shape[:-1], self.net.bias.dtype
         rows = [
             _values(self.alphabet(source), state.reshape(-1, state.shape[-1]), dtype)
             for source, state in zip(self.sees, states, strict=True)
         ]
-        if context is not None:
-            context = context.reshape(-1, context.shape[-1])
-        return self._in_split_batches(rows, context).reshape(*lead, self.choices.flat)
+        fixed = self.fixed_part(None if context is None else context.reshape(-1, context.shape[-1]))
+        return self._in_split_batches(rows, fixed).reshape(*lead, self.choices.flat)
 
-    def _in_split_batches(self, rows: list[Tensor], context: Tensor | None) -> Tensor:
+    def _in_split_batches(self, rows: list[Tensor], fixed: Tensor) -> Tensor:
         """The packed logits of rows, see `_values`; where no gradient is wanted, of some rows at a time."""
         total = len(rows[0])
         steps = _STEPS_ON_CPU if rows[0].device.type == "cpu" else _STEPS_ELSEWHERE
         size = max(1, steps // self.steps_before[-1])
         if torch.is_grad_enabled() or total <= size:
-            return self._pass(rows, context)
-        slices = [slice(first, first + size) for first in range(0, total, size)]
-        return torch.cat(
-            [self._pass([r[s] for r in rows], None if context is None else context[s]) for s in slices]
-        )
+            return self._pass(rows, fixed)
+        parts = zip(*(r.split(size) for r in (*rows, fixed.expand(total, -1, -1))), strict=True)
+        return torch.cat([self._pass(list(part), of_part) for *part, of_part in parts])
 
-    def _pass(self, rows: list[Tensor], context: Tensor | None) -> Tensor:
+    def _pass(self, rows: list[Tensor], fixed: Tensor) -> Tensor:
         steps = self.active if self.skipped else slice(None)
-        embedded = self.embedded(rows, self.fixed_part(context), steps)
+        embedded = self.embedded(rows, fixed, steps)
         if len(self.choices.groups) > 1 and self.net.aside is None:
             return self._grouped(self.net.hidden(embedded, self.where))
         out = self.net(embedded, self.where)
         if self.net.aside is not None:
             out = torch.cat([out, self.aside(rows, self.silent)], 1)
-        if not self._in_place:
-            out = out.index_select(1, self.places)
-        return pack(out + self.net.bias, self.choices)
+        return pack(out.index_select(1, self.places) + self.net.bias, self.choices)
 
     def _grouped(self, hidden: Tensor) -> Tensor:
         """Packed logits of features that have different numbers of choices, each group through as much of the head as it
@@ -348,116 +320,78 @@ class SequenceConditioner(Conditioner):
 
     def _through_fields(self, rows: list[Tensor], steps: Tensor | slice, weights: Tensor) -> Tensor:
         """A linear map (inputs, outputs) of the values in the receptive fields of some ranks, (N, b, outputs)."""
-        if all(self.alphabet(source).binary for source in self.sees):
-            dense = [self._gathered(number, values, steps) for number, values in enumerate(rows)]
-            return torch.cat(dense, -1) @ weights
-        size, first, total = self.fields.shape[-1], 0, None
-        for number, (source, values) in enumerate(zip(self.sees, rows, strict=True)):
-            floats = _floats(self.alphabet(source))
-            table = weights[first : first + size * floats]
-            first += size * floats
-            looked_up = (
-                self._gathered(number, values, steps) @ table
-                if values.is_floating_point()
-                else self._looked_up(number, values, steps, table, floats)
-            )
-            total = looked_up if total is None else total + looked_up
-        assert total is not None
-        return total
-
-    def _gathered(self, number: int, values: Tensor, steps: Tensor | slice) -> Tensor:
-        """The numbers (N, D, floats) of a source in the receptive fields of some ranks, (N, b, R * floats)."""
-        fields, seen = self.fields[number, steps], self.seen[number, steps]
-        gathered = values.index_select(1, fields.flatten()).unflatten(1, fields.shape)  # (N, b, R, floats)
-        return (gathered * seen.unsqueeze(-1)).flatten(2)
-
-    def _looked_up(
-        self, number: int, values: Tensor, steps: Tensor | slice, table: Tensor, floats: int
-    ) -> Tensor:
-        """The same for categories (N, D), through a table (R * floats, outputs); what is not seen adds nothing."""
-        fields, seen = self.fields[number, steps], self.seen[number, steps]
-        gathered = values.index_select(1, fields.flatten()).unflatten(1, fields.shape)  # (N, b, R)
-        place = torch.arange(fields.shape[-1], device=values.device) * floats
-        rows = torch.where(seen > 0, gathered + place, len(table))
-        return bag(rows, torch.cat([table, torch.zeros_like(table[:1])]))
+        size = self.fields.shape[-1]
+        tables = weights.split([size * _floats(self.alphabet(source)) for source in self.sees])
+        dense, dense_tables, looked_up = [], [], []
+        for number, (values, table) in enumerate(zip(rows, tables, strict=True)):
+            fields, seen = self.fields[number, steps], self.seen[number, steps]
+            gathered = values.index_select(1, fields.flatten()).unflatten(1, fields.shape)  # (N, b, R, ...)
+            if values.is_floating_point():
+                dense.append((gathered * seen.unsqueeze(-1)).flatten(2))
+                dense_tables.append(table)
+            else:  # what is not seen adds nothing
+                place = torch.arange(size, device=values.device) * (len(table) // size)
+                places = torch.where(seen > 0, gathered + place, len(table))
+                looked_up.append(bag(places, torch.cat([table, torch.zeros_like(table[:1])])))
+        if dense:
+            looked_up.append(torch.cat(dense, -1) @ torch.cat(dense_tables))
+        return sum(looked_up[1:], start=looked_up[0])
 
     # ---- incremental decoding ----
 
-    def incremental(self, batch: int, context: Tensor | None, block_size: int) -> IncrementalSequence | None:
-        """An evaluation that follows the ordering; None if the logits see more than one state strictly before d."""
-        if list(self.sees.values()) != [Dependence.BEFORE] or Source.OWN in self.sees:
-            return None
-        self._check_context(context)
-        return IncrementalSequence(self, batch, context, block_size)
-
-
-@dataclass(frozen=True)
-class Block:
-    """The features of ranks `first` to `last` - 1."""
-
-    first: int
-    last: int
+    def decoder(self, batch: int, context: Tensor | None, block_size: int) -> IncrementalSequence:
+        # a block of several features would be evaluated until it converges: more operations than fewer blocks save
+        del block_size
+        return IncrementalSequence(self, batch, context)
 
 
 class IncrementalSequence:
     """One evaluation of a `SequenceConditioner` along its ordering, which keeps what the core made of earlier steps.
 
-    The logits of a step do not depend on the value that is drawn there: in blocks of one feature each step is taken once.
+    Each feature is a block of its own, whose logits do not depend on its value: each step is taken once.
 
     Args:
         net: the conditioner.
         batch: B.
-        context: (..., C) or None.
-        size: features in a block.
+        context: (B, C) or None.
     """
 
-    def __init__(self, net: SequenceConditioner, batch: int, context: Tensor | None, size: int) -> None:
-        edges = {*range(0, net.features, size), net.features, *net.turning_points()}
-        self.blocks = [Block(*pair) for pair in itertools.pairwise(sorted(edges))]
+    def __init__(self, net: SequenceConditioner, batch: int, context: Tensor | None) -> None:
+        self.blocks = [slice(rank, rank + 1) for rank in range(net.features)]
         self._net = net
-        (self._source,) = net.sees
-        like = net.net.bias
-        alphabet = net.alphabet(self._source)
-        nothing = torch.zeros(batch, net.features, dtype=alphabet.dtype, device=like.device)
-        self._values = _values(alphabet, nothing, like.dtype)
-        self._fixed = net.fixed_part(None if context is None else context.expand(batch, context.shape[-1]))
+        (source,) = net.sees
+        like, self._alphabet = net.net.bias, net.alphabet(source)
+        nothing = torch.zeros(batch, net.features, dtype=self._alphabet.dtype, device=like.device)
+        self._values = _values(self._alphabet, nothing, like.dtype)
+        self._fixed = net.fixed_part(context)
         self._memory = net.net.core.memory(batch, net.steps_before[-1], like)
         self._ahead = self._memory
 
-    def logits(self, block: Block, x: Tensor) -> Tensor:
-        """The packed logits of a block's features, at trial values x (B, b), integers, of the block itself."""
-        if block.last - block.first > 1:
-            self._put(block, x)
-        net, steps = self._net, slice(block.first, block.last)
-        first, last = net.steps_before[block.first], net.steps_before[block.last]
-        if first == last:  # of skipped features
-            out = net.aside([self._values], steps)
+    def logits(self, block: slice, x: Tensor) -> Tensor:
+        """The packed logits of a block's feature, (B, U)."""
+        del x
+        net, number = self._net, self._net.steps_before[block.start]
+        if number == net.steps_before[block.stop]:  # of a skipped feature
+            out = net.aside([self._values], block)
         else:
-            hidden = net.embedded([self._values], self._fixed, steps)
-            hidden, self._ahead = net.net.core.extend(hidden, net.where[first:last], self._memory, first)
+            hidden, where = net.embedded([self._values], self._fixed, block), net.where[number : number + 1]
+            hidden, self._ahead = net.net.core.extend(hidden, where, self._memory, number)
             out = net.net.outputs(hidden)
-        of_block = net.choices if len(net.choices.groups) == 1 else net.choices.of(net.visits[steps].tolist())
-        return pack(out + net.net.bias[net.visits[steps]], of_block)
+        visits = net.visits[block]
+        of_block = net.choices if len(net.choices.groups) == 1 else net.choices.of(visits.tolist())
+        return pack(out + net.net.bias[visits], of_block)
 
-    def update(self, block: Block, x: Tensor) -> None:
-        """The block's values are final; the last trial's were the same, but perhaps for the last feature."""
-        self._put(block, x)
+    def update(self, block: slice, x: Tensor) -> None:
+        """The feature has these values (B, 1)."""
+        self._values.index_copy_(1, self._net.visits[block], _values(self._alphabet, x, self._values.dtype))
         self._memory = self._ahead
-
-    def _put(self, block: Block, x: Tensor) -> None:
-        visits = self._net.visits[block.first : block.last]
-        self._values.index_copy_(1, visits, _values(self._net.alphabet(self._source), x, self._values.dtype))
 
     def decode(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
         """x (B, D) from y and noise, in the arrangement of the ordering, by steps captured as a CUDA graph; or None."""
-        return decoding.decode([self], y, uniforms)
-
-    def capturable(self) -> Capturable | None:
-        """What captured steps need; None if there are none."""
-        net, core = self._net, self._net.net.core
-        if not net.choices.binary or not isinstance(core, CapturableCore):
+        net = self._net
+        if not net.choices.binary or not net.net.core.capturable:
             return None
-        return Capturable(net, core, self._values, self._fixed, self._memory)
+        return decoding.decode(Capturable(net, self._values, self._fixed, self._memory), y, uniforms)
 
 
 def _floats(alphabet: Alphabet) -> int:

@@ -5,20 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from xorflow.conditioners.orderings import Order
-from xorflow.conditioners.sequence import (
-    CapturableCore,
-    Dropout,
-    IncrementalSequence,
-    SequenceConditioner,
-    require_share,
-)
+from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner, require_share
 from xorflow.errors import ModelError
 
 Cache = list[tuple[Tensor, Tensor]]
@@ -106,26 +99,12 @@ class CausalTransformer(SequenceConditioner):
         turns = _frequencies(width // heads // 2, self.shape or (features,)) if rotary else None
         self.net = self._network(AttentionStack(width, depth, heads, dropout, turns), dropout)
 
-    def config(self) -> dict[str, Any]:
-        return super().config() | {
-            "depth": self.depth,
-            "heads": self.heads,
-            "dropout": self.dropout,
-            "rotary": self.rotary,
-        }
-
-    def incremental(self, batch: int, context: Tensor | None, block_size: int) -> IncrementalSequence | None:
-        return super().incremental(batch, context, min(block_size, _FEATURES_AT_A_TIME))
-
 
 _BACKEND = "inductor"
 """What compiles."""
 
-_FEATURES_AT_A_TIME = 1
-"""A block of several features is evaluated until it converges: more operations than fewer blocks save."""
 
-
-class AttentionStack(CapturableCore):
+class AttentionStack(Core):
     """Blocks of attention and perceptrons, one after the other.
 
     Args:
@@ -136,6 +115,7 @@ class AttentionStack(CapturableCore):
         turns: (C, pairs), by how many radians for each unit of a coordinate the pairs of a head's units are turned; or None.
     """
 
+    capturable = True
     turns: Tensor | None
 
     def __init__(
@@ -169,17 +149,13 @@ class AttentionStack(CapturableCore):
     def memory(self, batch: int, steps: int, like: Tensor) -> Cache:
         return [block.cache(batch, steps, like) for block in self._each()]
 
-    def extend(self, hidden: Tensor, where: Tensor, memory: Cache, first: int) -> tuple[Tensor, Cache]:
+    def extend(
+        self, hidden: Tensor, where: Tensor, memory: Cache, number: int | Tensor
+    ) -> tuple[Tensor, Cache]:
         turn = self.turn(where)
         for block, cache in zip(self._each(), memory, strict=True):
-            hidden = block.extend(hidden, turn, cache, first)
+            hidden = block.extend(hidden, turn, cache, number)
         return hidden, memory
-
-    def extend_by_one(self, hidden: Tensor, where: Tensor, memory: Cache, number: Tensor) -> Tensor:
-        turn = self.turn(where)
-        for block, cache in zip(self._each(), memory, strict=True):
-            hidden = block.extend_by_one(hidden, turn, cache, number)
-        return hidden
 
     def turn(self, where: Tensor) -> Turn | None:
         """Of steps at these coordinates (S, C)."""
@@ -228,7 +204,10 @@ class AttentionBlock(nn.Module):
         """(N, S, width) to the same shape."""
         queries, keys, values = self._split(hidden, turn)
         if hidden.dtype == torch.float64:
-            mixed = plain_attention(queries, keys, values)
+            # for proofs: most devices have no fused kernel for it, and plain products can be differentiated twice and mapped
+            steps = hidden.shape[1]
+            later = torch.ones(steps, steps, dtype=torch.bool, device=hidden.device).triu(1)
+            mixed = attend(queries, keys, values, later)
         else:
             mixed = scaled_dot_product_attention(queries, keys, values, is_causal=True)
         return self._join(hidden, mixed)
@@ -252,20 +231,19 @@ class AttentionBlock(nn.Module):
         # zeros, so that later entries, which are read and masked, do no harm
         return like.new_zeros(shape), like.new_zeros(shape)
 
-    def extend(self, hidden: Tensor, turn: Turn | None, cache: tuple[Tensor, Tensor], first: int) -> Tensor:
-        """Steps `first` and following, (N, b, width), which attend to those in the cache and become part of it."""
-        queries, *new = self._split(hidden, turn)
-        last = first + hidden.shape[1]
-        for kept, part in zip(cache, new, strict=True):
-            kept[:, :, first:last] = part
-        keys, values = (kept[:, :, :last] for kept in cache)
-        return self._join(hidden, plain_attention(queries, keys, values, first))
-
-    def extend_by_one(
-        self, hidden: Tensor, turn: Turn | None, cache: tuple[Tensor, Tensor], number: Tensor
+    def extend(
+        self, hidden: Tensor, turn: Turn | None, cache: tuple[Tensor, Tensor], number: int | Tensor
     ) -> Tensor:
-        """As `extend` by one step, (N, 1, width), but its number is on the device, and so all of the cache is read."""
+        """One step (N, 1, width), which attends to those in the cache and becomes part of it.
+
+        Where its number is on the device, (1,), all of the cache is read, and later steps are masked.
+        """
         queries, *new = self._split(hidden, turn)
+        if isinstance(number, int):
+            for kept, part in zip(cache, new, strict=True):
+                kept[:, :, number] = part.squeeze(2)
+            keys, values = (kept[:, :, : number + 1] for kept in cache)
+            return self._join(hidden, attend(queries, keys, values, None))
         for kept, part in zip(cache, new, strict=True):
             kept.index_copy_(2, number, part)
         keys, values = cache
@@ -289,21 +267,11 @@ def _frequencies(pairs: int, extent: tuple[int, ...]) -> Tensor:
     return table
 
 
-def plain_attention(queries: Tensor, keys: Tensor, values: Tensor, first: int = 0) -> Tensor:
-    """Causal attention of steps `first` and following as plain products.
-
-    Faster than the fused kernels for the few queries of incremental decoding; and in float64, the type of proofs, for which
-    most devices have no fused kernel, it can be differentiated twice and mapped over.
-    """
-    later = None
-    if queries.shape[-2] > 1:
-        size = (queries.shape[-2], keys.shape[-2])
-        later = torch.ones(size, dtype=torch.bool, device=queries.device).triu(first + 1)
-    return attend(queries, keys, values, later)
-
-
 def attend(queries: Tensor, keys: Tensor, values: Tensor, later: Tensor | None) -> Tensor:
-    """Attention as plain products, but not to what is `later`, a mask that fits (queries, keys)."""
+    """Attention as plain products, but not to what is `later`, a mask that fits (queries, keys).
+
+    Faster than the fused kernels for the single queries of incremental decoding.
+    """
     scores = (queries * keys.shape[-1] ** -0.5) @ keys.transpose(-2, -1)
     if later is not None:
         scores = scores.masked_fill(later, -torch.inf)

@@ -88,21 +88,20 @@ def _decode(layer: Layer, decoder: Incremental, order: Tensor, base: Tensor, noi
     """x in the arrangement of the ordering, decoded block by block."""
     decoded = torch.empty_like(base)
     layouts: dict[tuple[int, ...], Layout] = {}
-    for block in decoder.blocks:
-        ranks = slice(block.first, block.last)
+    for ranks in decoder.blocks:
         features = order[ranks]
         sizes = layer.transform.choices.of(features.tolist()).sizes
         if sizes not in layouts:
             layouts[sizes] = layer.layout.of(features.tolist())
         block_noise = noise if isinstance(noise, str) else noise[..., ranks]
-        x, size = base[:, ranks], block.last - block.first
+        x, size = base[:, ranks], ranks.stop - ranks.start
         for trial in range(size):  # trial k gets at least the block's first k + 1 features right
-            u = choose(Choices(decoder.logits(block, x), layouts[sizes]), block_noise)
+            u = choose(Choices(decoder.logits(ranks, x), layouts[sizes]), block_noise)
             before, x = x, layer.transform.to_data(base[:, ranks], u, features)
             # a comparison makes the host wait for the device
             if trial + 1 < size and torch.equal(x, before):
                 break
-        decoder.update(block, x)
+        decoder.update(ranks, x)
         decoded[:, ranks] = x
     return decoded
 
