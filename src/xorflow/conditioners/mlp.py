@@ -43,6 +43,10 @@ class Perceptron(nn.Module):
     def linear(self) -> list[Linear]:
         return linear_layers(self.layers)
 
+    @property
+    def last(self) -> Linear:
+        return self.linear[-1]
+
     def forward(self, states: Sequence[Tensor], context: Tensor | None) -> Tensor:
         layers = self.linear
         reading = self.reader(states, context, layers[-1].bias.dtype)
@@ -301,5 +305,5 @@ class Coupling(Conditioner):
 
     @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:
-        bias = self.net.linear[-1].bias
+        bias = self.net.last.bias
         bias.copy_(logits.to(bias)[self.moved_logits])
