@@ -71,6 +71,6 @@ def test_killed_at_random_moments(whole: Path, tmp_path: Path, xorflow: Command)
     assert killed >= 2
     assert_same_run(run, whole)
     assert {path.name for path in run.iterdir()} == {
-        "config.json", "weights.safetensors", "metrics.jsonl", "result.json", "samples.npy"
+        "config.json", "weights.index.json", "weights.safetensors", "metrics.jsonl", "result.json", "samples.npy"
     }  # fmt: skip
     assert xorflow("evaluate", run).code == 0

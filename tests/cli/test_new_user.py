@@ -39,7 +39,9 @@ def test_three_commands_from_a_table_to_scores(tmp_path: Path, xorflow: Command)
 
 def test_the_folder_of_a_run_on_words(people: Path) -> None:
     names = {path.name for path in (people / "run").iterdir()}
-    assert names == {"config.json", "weights.safetensors", "metrics.jsonl", "result.json", "samples.csv"}
+    assert names == {
+        "config.json", "weights.index.json", "weights.safetensors", "metrics.jsonl", "result.json", "samples.csv"
+    }  # fmt: skip
     samples = table(people / "run/samples.csv")
     assert tuple(samples[0]) == COLUMNS
     seen = [set(column) for column in zip(*table(people / "people.csv")[1:], strict=True)]

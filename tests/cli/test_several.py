@@ -20,7 +20,7 @@ from xorflow.cli.several import Display, parse_seeds, plan, show_runs
 from xorflow.errors import ConfigError
 from xorflow.training import Interrupted, Options, Outcome
 
-FILES = {"config.json", "weights.safetensors", "metrics.jsonl", "result.json"}
+FILES = {"config.json", "weights.index.json", "weights.safetensors", "metrics.jsonl", "result.json"}
 
 
 def table(folder: Path, text: str) -> Path:

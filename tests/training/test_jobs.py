@@ -256,7 +256,7 @@ def test_other_options_than_a_run_began_with(options: Options, tmp_path: Path) -
 
 def test_a_folder_that_a_killed_process_had_only_made_is_taken_over(options: Options, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    for name in (".writable", ".config.json.abc.tmp"):
+    for name in (".lock", ".config.json.0a1b2c3d.tmp"):
         (tmp_path / "a" / name).touch()
     assert run_jobs([Job(options, tmp_path / "a")], 1)[0].error is None
     assert not list((tmp_path / "a").glob(".*"))

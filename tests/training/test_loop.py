@@ -182,7 +182,13 @@ def test_tensorboard_events_are_written_when_asked_for(tmp_path: Path) -> None:
 def test_the_run_folder(tmp_path: Path) -> None:
     train_run(tiny_options(rows_file(tmp_path / "rows.npy")), tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"config.json", "weights.safetensors", "metrics.jsonl", "result.json"}
+    assert names == {
+        "config.json",
+        "weights.index.json",
+        "weights.safetensors",
+        "metrics.jsonl",
+        "result.json",
+    }
     result = read(tmp_path / "run/result.json")
     for part in ("test", "validation"):
         assert result[part].keys() >= {

@@ -4,17 +4,18 @@ import ast
 import errno
 import json
 import os
+import random
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 import xorflow
+from xorflow._files import read_json, write_bytes, write_json
 from xorflow.errors import CheckpointError
 from xorflow.training import storage
-from xorflow.training.storage import load_tensors, read_json, save_tensors, write_bytes, write_json
+from xorflow.training.storage import load_tensors, save_tensors
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ MIXED = {
 
 def test_round_trip_of_types_scalars_and_views(tmp_path: Path) -> None:
     save_tensors(tmp_path, "weights", MIXED)
-    assert os.listdir(tmp_path) == ["weights.safetensors"]
+    assert sorted(os.listdir(tmp_path)) == ["weights.index.json", "weights.safetensors"]
     assert_equal(load_tensors(tmp_path, "weights"), MIXED)
 
 
@@ -89,12 +90,16 @@ def test_a_tensor_with_two_names_is_saved_once(tmp_path: Path, small_shards: int
     assert_equal(load_tensors(tmp_path, "weights"), tensors)
 
 
-@pytest.mark.parametrize("same", ["{", "[]", '{"b": "c"}', '{"b": []}'])
-def test_a_name_of_nothing_is_refused(tmp_path: Path, same: str) -> None:
-    content = tensors_to_bytes({"a": torch.ones(2)}, metadata={"same": same})
-    (tmp_path / "weights.safetensors").write_bytes(content)
+def test_a_name_of_nothing_is_refused(tmp_path: Path) -> None:
+    save_tensors(tmp_path, "weights", {"a": torch.ones(2)})
+    edit_index(tmp_path, same={"b": "c"})
     with pytest.raises(CheckpointError, match="names tensors that are not there"):
         load_tensors(tmp_path, "weights")
+
+
+def edit_index(folder: Path, **changes: object) -> None:
+    path = folder / "weights.index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes), encoding="utf-8")
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -156,11 +161,50 @@ def test_damaged_weights_are_refused(tmp_path: Path, small_shards: int) -> None:
         load_tensors(tmp_path, "weights")
 
 
-@pytest.mark.parametrize("index", [{}, {"shards": 3}, {"shards": [], "shapes": {"a": [2]}}])
-def test_a_damaged_index_is_refused(tmp_path: Path, index: dict[str, object]) -> None:
-    (tmp_path / "weights.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sha256": None}, {"sha256": {"weights.safetensors": 3}}, {"sha256": {}}, {"shapes": {"a": [2]}}, {"shapes": {}},
+        {"shapes": {"a": [-600]}}, {"shapes": {"a": [1e9]}}, {"same": []}, {"same": {"b": []}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_index_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    save_tensors(tmp_path, "weights", {"a": torch.randn(600)})
+    edit_index(tmp_path, **changes)
     with pytest.raises(CheckpointError, match="weights are damaged"):
         load_tensors(tmp_path, "weights")
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "../weights.safetensors", "..", "", "a/b", "a\0b"])
+def test_files_of_weights_lie_in_the_folder(tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    save_tensors(run, "weights", {"a": torch.ones(2)})
+    (tmp_path / "weights.safetensors").write_bytes((run / "weights.safetensors").read_bytes())
+    edit_index(run, sha256={name: "0" * 64})
+    with pytest.raises(CheckpointError, match="named without folders"):
+        load_tensors(run, "weights")
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    save_tensors(run, "weights", {"a": torch.ones(2)})
+    (run / "weights.safetensors").rename(tmp_path / "elsewhere")
+    (run / "weights.safetensors").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="a link to another place"):
+        load_tensors(run, "weights")
+
+
+def test_each_of_sixty_flipped_bits_is_found(tmp_path: Path) -> None:
+    save_tensors(tmp_path, "weights", MIXED)
+    path, chance = tmp_path / "weights.safetensors", random.Random(0)
+    whole = path.read_bytes()
+    for _ in range(60):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="is not the file that was written"):
+            load_tensors(tmp_path, "weights")
 
 
 def test_nothing_in_the_package_unpickles() -> None:

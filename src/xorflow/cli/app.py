@@ -13,7 +13,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from xorflow import __version__
-from xorflow.errors import UserError
+from xorflow.errors import UserError, in_one_line
 
 COMMANDS = {
     "train": "Train a latent flow, by default on bundled MNIST.",
@@ -111,6 +111,6 @@ def _message(error: Any) -> str:
 
 
 def _fail(message: str) -> int:
-    line = Text.assemble(("error: ", "bold red"), " ".join(message.split()))
+    line = Text.assemble(("error: ", "bold red"), in_one_line(message))
     Console(stderr=True).print(line, soft_wrap=True, highlight=False)
     return 2

@@ -36,6 +36,7 @@ def evaluate(
     dataset = opened.data().to(opened.flow.device)
     with out_of_memory_as_error("lower --memory, or use --device cpu"):
         splits = training.report(opened.flow, dataset, samples, ("test", "validation"), memory=most)
+    training.complete_result(run, splits)
     if as_json:
         typer.echo(json.dumps(splits | {"data": dataset.describe()}, indent=2))
         return

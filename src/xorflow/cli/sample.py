@@ -13,12 +13,12 @@ import typer
 from torch import Tensor
 
 from xorflow import training
+from xorflow._files import write_bytes
 from xorflow.cli.arguments import AsJson, Device, RunArgument, Which, check_suffix, chosen_flow
 from xorflow.data import write_rows
 from xorflow.errors import ConfigError
 from xorflow.flows import Flow, LatentFlow, Mixture
 from xorflow.training import Run, out_of_memory_as_error
-from xorflow.training.storage import write_bytes
 
 EXAMPLES = """
 [bold]Examples[/bold]

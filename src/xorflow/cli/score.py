@@ -14,6 +14,7 @@ from torch import Tensor
 
 from xorflow import evaluate as likelihoods
 from xorflow import training
+from xorflow._files import write_bytes
 from xorflow.cli.arguments import (
     AsJson,
     Device,
@@ -30,7 +31,6 @@ from xorflow.data import load_rows
 from xorflow.errors import ConfigError
 from xorflow.flows import LatentFlow
 from xorflow.training import out_of_memory_as_error
-from xorflow.training.storage import write_bytes
 
 EXAMPLES = """
 [bold]Examples[/bold]

@@ -14,13 +14,13 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from xorflow import training
+from xorflow._files import write_json
 from xorflow.cli.sample import write_samples
-from xorflow.errors import ConfigError
+from xorflow.errors import ConfigError, in_one_line
 from xorflow.training import Interrupted, Job, Options, Outcome
 from xorflow.training.config import from_mapping, read_toml
-from xorflow.training.folder import require_free
+from xorflow.training.folder import held, require_free
 from xorflow.training.jobs import first_problem
-from xorflow.training.storage import write_json
 
 _MOST_SEEDS = 10_000
 
@@ -28,6 +28,11 @@ _MOST_SEEDS = 10_000
 def train(jobs: Sequence[Job], out: Path, workers: int, *, resume: bool, again: str) -> None:
     """Make all runs, show what became of them, and leave it in `summary.json`; `again` is the command that continues them."""
     _check_folder(out, resume)
+    with held(out):
+        _train(jobs, out, workers, again)
+
+
+def _train(jobs: Sequence[Job], out: Path, workers: int, again: str) -> None:
     display = Display(Console(stderr=True), out, jobs)
     try:
         with display:
@@ -44,7 +49,7 @@ def train(jobs: Sequence[Job], out: Path, workers: int, *, resume: bool, again: 
     show_runs(Console(), out, summary)
     failed = [row for row in summary["runs"] if row["error"] is not None]
     for row in failed:
-        line = Text.assemble(("error: ", "bold red"), f"{row['folder']}: {row['error']}")
+        line = Text.assemble(("error: ", "bold red"), in_one_line(f"{row['folder']}: {row['error']}"))
         Console(stderr=True).print(line, soft_wrap=True, highlight=False)
     if failed:
         raise typer.Exit(2)

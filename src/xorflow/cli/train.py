@@ -134,7 +134,7 @@ def _train_one(folder: Path, begin: Callable[[TrainingDisplay], training.Trainer
     try:
         with TrainingDisplay(Console(stderr=True)) as display:
             trainer = begin(display)
-            result = training.read_result(folder) if trainer is None else training.finish_run(trainer)
+            result = training.finished_result(folder) if trainer is None else training.finish_run(trainer)
     except Interrupted:
         typer.echo(f"stopped and saved; continue with: {again}", err=True)
         raise typer.Exit(130) from None

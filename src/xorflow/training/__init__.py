@@ -21,8 +21,16 @@ from xorflow.training.registry import (
     value_rule,
     value_text,
 )
-from xorflow.training.results import independent_nll, likelihood, refitted, report
-from xorflow.training.run import create_run, finish_run, fit, resume_run, untrained
+from xorflow.training.results import independent_nll, likelihood, refitted, report, require_finite
+from xorflow.training.run import (
+    complete_result,
+    create_run,
+    finish_run,
+    finished_result,
+    fit,
+    resume_run,
+    untrained,
+)
 from xorflow.training.specs import flow_from_spec, flow_to_spec
 from xorflow.training.trainer import Interrupted, Observer, Trainer
 
@@ -50,8 +58,10 @@ __all__ = [
     "build_estimator",
     "build_flow",
     "combine_runs",
+    "complete_result",
     "create_run",
     "finish_run",
+    "finished_result",
     "fit",
     "flow_from_spec",
     "flow_to_spec",
@@ -69,6 +79,7 @@ __all__ = [
     "read_result",
     "refitted",
     "report",
+    "require_finite",
     "resolve_device",
     "resume_run",
     "run_jobs",

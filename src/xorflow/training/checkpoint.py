@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
+from xorflow._files import inside, read_json, write_json
 from xorflow.errors import CheckpointError
-from xorflow.training.storage import load_tensors, read_json, save_tensors, write_json
+from xorflow.training.storage import load_tensors, save_tensors
 
-CHECKPOINT_VERSION = 1
+CHECKPOINT_VERSION = 2
 
 
 @dataclass
@@ -44,12 +45,43 @@ class Snapshot:
         }
 
 
+def require_fits(
+    snapshot: Snapshot, trained: Mapping[str, Mapping[str, Tensor]], optimiser: torch.optim.Optimizer
+) -> None:
+    """Refuse the tensors of a checkpoint of another model; `trained` has those that are to be replaced, by group."""
+    for group, expected in trained.items():
+        found = snapshot.group(group)
+        if group == "best" and not found:
+            continue
+        wrong = found.keys() ^ expected.keys() or {
+            name
+            for name, tensor in expected.items()
+            if (found[name].shape, found[name].dtype) != (tensor.shape, tensor.dtype)
+        }
+        if wrong:
+            raise CheckpointError(
+                f"the checkpoint is not of this model: its {group} has another {min(wrong)!r}; begin anew with another --out"
+            )
+    parameters = {
+        str(i): p for i, p in enumerate(p for group in optimiser.param_groups for p in group["params"])
+    }
+    for name, tensor in snapshot.group("optimiser").items():
+        parameter = parameters.get(name.partition(".")[0])
+        if parameter is None or tensor.shape not in (parameter.shape, torch.Size([])):
+            raise CheckpointError(
+                f"the checkpoint is not of this model: its optimiser has another {name!r}; begin anew with another --out"
+            )
+
+
 def save_snapshot(run: Path, snapshot: Snapshot) -> None:
     """Write into a new folder, point to it, then drop the one before: at every moment one is whole."""
     root = run / "checkpoints"
     folder = root / f"step-{snapshot.progress.step:09d}"
-    if _pointed_to(root) == folder.name:  # the last step of an epoch is saved again when the epoch has ended
-        folder = root / f"{folder.name}-again"
+    latest = _latest(run)
+    if latest is not None and latest[1].name == folder.name:
+        folder = (
+            root / f"{folder.name}-again"
+        )  # the last step of an epoch is saved once more when the epoch has ended
     shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed before it pointed here
     save_tensors(folder, "state", snapshot.tensors)
     pointer = {"version": CHECKPOINT_VERSION, "folder": folder.name, "progress": asdict(snapshot.progress)}
@@ -57,11 +89,6 @@ def save_snapshot(run: Path, snapshot: Snapshot) -> None:
     for other in root.glob("step-*"):
         if other.name != folder.name:
             shutil.rmtree(other, ignore_errors=True)
-
-
-def _pointed_to(root: Path) -> str | None:
-    latest = root / "latest.json"
-    return str(read_json(latest, "the checkpoint").get("folder")) if latest.exists() else None
 
 
 def has_snapshot(run: Path) -> bool:
@@ -77,21 +104,35 @@ def load_snapshot(run: Path) -> Snapshot | None:
 
 def _latest(run: Path) -> tuple[Progress, Path] | None:
     """Where the last checkpoint stands, and its folder."""
-    latest = run / "checkpoints" / "latest.json"
     if not has_snapshot(run):
         return None
-    pointer = read_json(latest, "the checkpoint")
+    root = inside(run, "checkpoints")
+    pointer = read_json(inside(root, "latest.json"), "the checkpoint")
     if pointer.get("version") != CHECKPOINT_VERSION:
         raise CheckpointError(
             f"the checkpoint in {run} has version {pointer.get('version')!r}, and this xorflow reads "
             f"{CHECKPOINT_VERSION}; continue it with the version that wrote it, or train again elsewhere"
         )
-    try:
-        return Progress(**pointer["progress"]), latest.parent / str(pointer["folder"])
-    except (KeyError, TypeError) as error:
+    kept = pointer.get("progress")
+    if not isinstance(kept, dict) or kept.keys() != _KINDS.keys() or not _fit(kept):
         raise CheckpointError(
-            f"the checkpoint in {run} is damaged: {latest} lacks {error}; train again"
-        ) from None
+            f"the checkpoint in {run} is damaged: the progress in {root / 'latest.json'} is {kept!r}; train again"
+        )
+    return Progress(**kept), inside(root, pointer.get("folder"))
+
+
+_KINDS = {one.name: get_type_hints(Progress)[one.name] for one in fields(Progress)}
+
+
+def _fit(kept: Mapping[str, Any]) -> bool:
+    """Whether the values of a progress are of their types, and none is negative that counts."""
+    counts = [value for value in kept.values() if type(value) is int]
+    of_type = all(
+        type(value) is not bool
+        and isinstance(value, _KINDS[name] | int if _KINDS[name] is float else _KINDS[name])
+        for name, value in kept.items()
+    )
+    return of_type and all(0 <= count < 2**48 for count in counts)
 
 
 def drop_snapshots(run: Path) -> None:

@@ -9,22 +9,23 @@ from typing import Any
 
 import torch
 
-from xorflow.errors import CheckpointError, ConfigError, ModelError
+from xorflow._files import write_json
+from xorflow.errors import ConfigError, ModelError
 from xorflow.flows import LatentFlow, Mixture
 from xorflow.training.config import OF_DATA, Options
 from xorflow.training.devices import resolve_device
 from xorflow.training.folder import (
     Run,
     difference_of_data,
+    new_folder,
     open_run,
-    prepare_folder,
     read_result,
     require_free,
     write_config,
 )
 from xorflow.training.results import report
 from xorflow.training.specs import Trainable
-from xorflow.training.storage import save_tensors, write_json
+from xorflow.training.storage import save_tensors
 
 
 def mixture_of(models: Sequence[Trainable]) -> Mixture:
@@ -62,10 +63,22 @@ def combine_runs(folders: Sequence[Path], out: Path, device: str = "auto") -> di
         raise ConfigError(f"at least two runs are combined, and got {len(folders)}")
     require_free(out, resumes=False)  # before weights are read
     runs = [open_run(folder, device=device) for folder in folders]
-    results = [_result_of(folder) for folder in folders]
+    results = [read_result(folder) for folder in folders]
     _require_same_data(runs)
     model = _mixed([run.flow for run in runs])
-    prepare_folder(out, resumes=False)  # before the evaluation, which takes long
+    with new_folder(out, resumes=False):
+        return _write(out, folders, runs, results, model, device)
+
+
+def _write(
+    out: Path,
+    folders: Sequence[Path],
+    runs: Sequence[Run],
+    results: Sequence[dict[str, Any]],
+    model: Mixture,
+    device: str,
+) -> dict[str, Any]:
+    """Evaluate the combined model, and write all files of its run."""
     options, dataset = runs[0].options, runs[0].data().to(resolve_device(device))
     likelihoods = report(
         model, dataset, options.evaluation_samples, ("test", "validation"), options.precision
@@ -99,18 +112,6 @@ def _mixed(models: Sequence[Trainable]) -> Mixture:
             "bound"
         )
     return model
-
-
-def _result_of(folder: Path) -> dict[str, Any]:
-    """The result of a run, as far as it is needed here."""
-    result = read_result(folder)
-    lacking = [key for key in ("seconds", "seeds" if "how" in result else "seed") if key not in result]
-    lacking += [part for part in ("test", "validation") if part in result and "nll" not in result[part]]
-    if lacking:
-        raise CheckpointError(
-            f"{folder / 'result.json'} is damaged: {lacking[0]!r} is not there, or not whole; restore it, or train again"
-        )
-    return result
 
 
 def _options(first: Options) -> Options:

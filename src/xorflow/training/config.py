@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from xorflow._files import read_bytes, read_json
 from xorflow.errors import ConfigError
 from xorflow.training import recipes
 from xorflow.training.registry import (
@@ -26,9 +27,11 @@ from xorflow.training.registry import (
     value_rule,
     value_text,
 )
-from xorflow.training.storage import read_json
 
 CONFIG_VERSION = 4
+
+_MOST_TOML = 2**20
+"""The most bytes of a .toml file."""
 
 
 @dataclass(frozen=True)
@@ -398,10 +401,12 @@ def read_config(path: Path) -> tuple[Options, dict[str, Any] | None]:
 def read_toml(path: Path) -> dict[str, Any]:
     """The content of a .toml file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_bytes(path, _MOST_TOML).decode())
     except FileNotFoundError:
         raise ConfigError(f"--config names a file that is not there: {path}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # no text, no TOML, numbers that are too long
         raise ConfigError(f"--config {path} is no readable TOML: {error}") from None
 
 

@@ -2,47 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-import torch
 from torch import nn
 
+from xorflow._files import Lock, inside, is_left_over, read_json, remove_half_written, write_json
 from xorflow.data import Codec, Dataset
 from xorflow.errors import CheckpointError, ConfigError, DataError
 from xorflow.flows import LatentFlow
 from xorflow.training.build import build_data
 from xorflow.training.config import CONFIG_VERSION, Options, check_version, options_of_config
 from xorflow.training.devices import resolve_device
-from xorflow.training.specs import Trainable, flow_from_spec, flow_to_spec
-from xorflow.training.storage import load_tensors, read_json, write_bytes, write_json
+from xorflow.training.specs import Trainable, flow_to_spec
+from xorflow.training.storage import has_tensors
+from xorflow.training.weights import install, model_for, read_weights
 
-# ---- a run begins ----
+# ---- who writes ----
 
 
-def prepare_folder(out: Path, *, resumes: bool = True) -> Path:
-    """A new folder for a run; one that holds anything is never written into. For `resumes` see `require_free`."""
-    require_free(out, resumes=resumes)
+@contextmanager
+def held(run: Path) -> Iterator[None]:
+    """Within this block nobody else writes into the folder of a run, or of several; what killed ones left half written goes."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_bytes(out / ".writable", b"")
-        (out / ".writable").unlink()
-    except (OSError, CheckpointError) as error:
-        cause = error if isinstance(error, OSError) else error.__cause__
-        reason = cause.strerror if isinstance(cause, OSError) else cause
-        raise ConfigError(f"--out {out} cannot be written: {reason}; choose another folder") from None
-    return out
+        lock = Lock(run)
+    except OSError as error:
+        raise _unwritable(run, error) from None
+    try:
+        remove_half_written(run)
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def new_folder(out: Path, *, resumes: bool = True) -> Iterator[None]:
+    """Within this block a new folder is held; one that holds anything is left alone. For `resumes` see `require_free`."""
+    require_free(out, resumes=resumes)
+    with held(out):
+        require_free(out, resumes=resumes)  # somebody may have been quicker
+        yield
 
 
 def require_free(out: Path, *, resumes: bool = True) -> None:
     """Refuse a folder that holds anything, or a file in its place; the advice is for a command that `resumes` runs, or not."""
-    if not (out.is_file() or (out.is_dir() and any(out.iterdir()))):
+    try:
+        out.name.encode()
+        kept = [name for name in os.listdir(out) if not is_left_over(name)]
+    except FileNotFoundError:
         return
-    kind = "is a file" if out.is_file() else "is not empty"
-    hint = _how_to_go_on(out) if resumes else ""
-    raise ConfigError(f"--out must be a new or an empty folder, and {out} {kind}: {hint}choose another --out")
+    except NotADirectoryError as error:
+        if not os.path.lexists(out):
+            raise _unwritable(out, error) from None
+        kind = "is a file"
+    except (OSError, ValueError) as error:  # ValueError: of a name that no file has, or no text
+        raise _unwritable(out, error) from None
+    else:
+        kind = "is not empty" if kept else ""
+    if kind:
+        hint = _how_to_go_on(out) if resumes else ""
+        raise ConfigError(
+            f"--out must be a new or an empty folder, and {out} {kind}: {hint}choose another --out"
+        )
+
+
+def _unwritable(out: Path, error: OSError | ValueError) -> ConfigError:
+    reason = error.strerror if isinstance(error, OSError) else "its name is no text"
+    return ConfigError(f"--out {out} cannot be written: {reason}; choose another folder")
+
+
+# ---- a run begins ----
 
 
 def _how_to_go_on(out: Path) -> str:
@@ -124,21 +159,53 @@ def difference_of_data(came: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
 
 def read_config_file(run: Path) -> dict[str, Any]:
     """The content of a run's `config.json`."""
-    if not run.is_dir():
+    if not os.path.isdir(run):
         raise CheckpointError(
             f"RUN is the folder of a run, and there is no folder {run}; xorflow train makes one"
         )
-    config = read_json(run / "config.json", "the run's configuration")
-    check_version(config, run / "config.json")
+    path = inside(run, "config.json")
+    config = read_json(path, "the run's configuration")
+    check_version(config, path)
     for key in ("model", "data_format"):
         if not isinstance(config.get(key), dict):
-            raise CheckpointError(f"{run / 'config.json'} lacks {key!r}: it is damaged, or not of a run")
+            raise CheckpointError(f"{path} lacks {key!r}: it is damaged, or not of a run")
     return config
 
 
+_NUMBER = (int, float)
+_FIGURES: dict[str, Any] = {
+    "nll": _NUMBER, "kind": str, "stderr": (*_NUMBER, NoneType), "bits_per_dim": _NUMBER, "rows": int,
+    "greedy_nll": _NUMBER, "refit_nll": _NUMBER, "floor": _NUMBER,
+}  # fmt: skip
+_RESULT: dict[str, Any] = {"device": str, "parameters": int, "seconds": _NUMBER, "data": dict}
+_OF_ONE: dict[str, Any] = {"seed": int, "epochs": int, "independent_nll": (*_NUMBER, NoneType)}
+_OF_SEVERAL: dict[str, Any] = {"how": str, "runs": list, "seeds": list}
+"""What others than people read in a `result.json`: of a part of the data, of every run, of one trained here, of a mixture."""
+
+
 def read_result(run: Path) -> dict[str, Any]:
-    """The content of a finished run's `result.json`."""
-    return read_json(run / "result.json", "the result")
+    """The content of a finished run's `result.json`, as far as it is read by programs as it should be."""
+    path = inside(run, "result.json")
+    result = read_json(path, "the result")
+    faults = _faults(result, _RESULT | (_OF_SEVERAL if "how" in result else _OF_ONE))
+    for part in ("test", "validation"):
+        if part in result:
+            figures = result[part]
+            faults += [part] if not isinstance(figures, dict) else _faults(figures, _FIGURES)
+    faults = faults or _faults(result["data"], {"name": str})
+    if faults:
+        raise CheckpointError(
+            f"{path} is damaged: {faults[0]!r} is not there, or not whole; restore it, or train again"
+        )
+    return result
+
+
+def _faults(record: Mapping[str, Any], kinds: Mapping[str, Any]) -> list[str]:
+    return [
+        key
+        for key, kind in kinds.items()
+        if key not in record or not isinstance(record[key], kind) or isinstance(record[key], bool)
+    ]
 
 
 # ---- a finished run ----
@@ -168,27 +235,45 @@ class Run:
 
 
 def open_run(run: Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Module]] | None = None) -> Run:
-    """Read a finished run. No code in the folder is executed."""
+    """Read a finished run. No code in the folder is executed, and its model is no larger than its weights."""
     config = read_config_file(run)
-    options = options_of_config(config, run / "config.json")
-    if not (run / "result.json").exists() and (run / "checkpoints").exists():
+    path = run / "config.json"
+    options = options_of_config(config, path)
+    if not has_tensors(run, "weights") and (run / "checkpoints").exists():
         raise CheckpointError(
             f"the run in {run} is not finished; continue it with: xorflow train --out {run} --resume"
         )
+    target = resolve_device(device)
+    weights = read_weights(run)
     kept = config["data_format"]
     try:
-        with torch.random.fork_rng(devices=[]):  # fresh weights are drawn, only to be replaced
-            flow = flow_from_spec(config["model"], parts)
+        flow = model_for(config["model"], weights, parts)
         codec = None if kept.get("codec") is None else Codec.from_json(kept["codec"])
-        shape = None if kept.get("shape") is None else tuple(kept["shape"])
     except (CheckpointError, DataError) as error:
-        raise CheckpointError(f"{run / 'config.json'}: {error}") from error
-    except TypeError:
+        raise CheckpointError(f"{path}: {error}") from error
+    install(flow, weights, run)
+    return Run(run, options, flow.to(target).eval(), _checked_shape(kept, flow, codec, path), codec, kept)
+
+
+def _checked_shape(
+    kept: Mapping[str, Any], flow: Trainable, codec: Codec | None, path: Path
+) -> tuple[int, ...] | None:
+    """The shape of a row, if it is one that the model's features have; the codec must have its categories."""
+    if codec is not None and any(
+        k > size for k, size in zip(codec.categories, flow.states.sizes, strict=False)
+    ):
+        raise CheckpointError(f"{path} is damaged: its codec has other categories than its model; restore it")
+    if codec is not None and len(codec.values) != flow.features:
+        raise CheckpointError(f"{path} is damaged: its codec has other columns than its model; restore it")
+    shape = kept.get("shape")
+    if shape is None:
+        return None
+    good = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
+    if not good or math.prod(shape) != flow.features:
         raise CheckpointError(
-            f"{run / 'config.json'} is damaged: its shape is no list; restore it or train again"
-        ) from None
-    install_weights(flow, run)
-    return Run(run, options, flow.to(resolve_device(device)).eval(), shape, codec, kept)
+            f"{path} is damaged: its shape is {shape!r}, and its model has {flow.features} features; restore it or train again"
+        )
+    return tuple(shape)
 
 
 def load(
@@ -202,19 +287,3 @@ def load(
         parts: classes of your own that the model uses, by the names in its configuration.
     """
     return open_run(Path(run), device=device, parts=parts).flow
-
-
-def install_weights(flow: Trainable, run: Path, stem: str = "weights") -> None:
-    """Put the weights of a folder into a flow, which takes over their type."""
-    weights = load_tensors(run, stem)
-    expected = flow.state_dict()
-    for name, tensor in expected.items():
-        if name not in weights or weights[name].shape != tensor.shape:
-            came = "nothing" if name not in weights else f"shape {tuple(weights[name].shape)}"
-            raise CheckpointError(
-                f"the weights in {run} are not those of its configuration: {name} has {came} instead of "
-                f"shape {tuple(tensor.shape)}; restore the folder, or train again"
-            )
-    if any(t.dtype == torch.float64 for t in weights.values()):
-        flow.double()
-    flow.load_state_dict({name: weights[name] for name in expected})

@@ -22,12 +22,18 @@ from typing import Any, Protocol
 import torch
 
 from xorflow.data import Dataset
-from xorflow.errors import ConfigError, UserError
+from xorflow.errors import ConfigError, UserError, in_one_line
 from xorflow.training.build import build_data
 from xorflow.training.config import OF_DATA, Options
-from xorflow.training.folder import read_config_file, read_result, require_free
-from xorflow.training.run import check_run, create_run, finish_run, options_of_run, resume_run
-from xorflow.training.storage import TEMPORARY
+from xorflow.training.folder import read_config_file, require_free
+from xorflow.training.run import (
+    check_run,
+    create_run,
+    finish_run,
+    finished_result,
+    options_of_run,
+    resume_run,
+)
 from xorflow.training.trainer import Interrupted, handled_signals
 
 
@@ -126,7 +132,7 @@ def make_run(job: Job, *, dataset: Dataset | None = None) -> dict[str, Any]:
         trainer = resume_run(job.out, job.options.to_json(), dataset=dataset)
     else:
         trainer = create_run(job.options, job.out, model=job.model, dataset=dataset)
-    return read_result(job.out) if trainer is None else finish_run(trainer)
+    return finished_result(job.out) if trainer is None else finish_run(trainer)
 
 
 def _outcome(job: Job, make: Callable[[], dict[str, Any] | None]) -> Outcome:
@@ -138,7 +144,7 @@ def _outcome(job: Job, make: Callable[[], dict[str, Any] | None]) -> Outcome:
         text = str(error)
     except Exception as error:  # a bug in one run must not take the others with it
         text = f"{type(error).__name__}: {error}"
-    return Outcome(job, None, " ".join(text.split()))
+    return Outcome(job, None, in_one_line(text))
 
 
 def _finished(outcome: Outcome, finish: Callable[[Job], object]) -> dict[str, Any] | None:
@@ -280,8 +286,6 @@ def first_problem(problems: Mapping[str, str]) -> str:
 def _check_folder(out: Path) -> None:
     """Refuse a folder that can't become a run's."""
     try:
-        for left in (out / ".writable", *out.glob(f".*{TEMPORARY}")):  # by a process that was killed
-            left.unlink(missing_ok=True)
         require_free(out)
         if (out.parent / "config.json").exists():
             raise ConfigError(f"--out {out} lies in the folder of another run; choose another --out")

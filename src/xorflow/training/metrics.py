@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
+from xorflow._files import write_bytes
 from xorflow.errors import CheckpointError, ConfigError
-from xorflow.training.storage import write_bytes
 
 
 class MetricsLog:
@@ -32,7 +32,7 @@ class MetricsLog:
     def write(self, record: dict[str, Any]) -> None:
         if self._stream is not None:
             try:
-                self._stream.write(json.dumps(record) + "\n")
+                self._stream.write(json.dumps(record, allow_nan=False) + "\n")
                 self._stream.flush()
             except OSError as error:
                 raise CheckpointError(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xorflow import evaluate
 from xorflow.data import Dataset, Split
+from xorflow.errors import EvaluationError, UserError
 from xorflow.evaluate import LogLikelihood, rows_at_a_time
 from xorflow.flows import Flow, LatentFlow, Mixture, refit_base
 from xorflow.training.config import Options
-from xorflow.training.devices import bf16_autocast
+from xorflow.training.devices import bf16_autocast, out_of_memory_as_error
 from xorflow.training.init import category_counts, category_frequencies
 from xorflow.training.specs import Trainable
 
@@ -25,13 +27,15 @@ _TRAIN_DRAW = 0
 def result_of(trainer: Trainer) -> dict[str, Any]:
     """What `result.json` holds of a run whose training has ended."""
     flow, dataset, options, progress = trainer.flow, trainer.dataset, trainer.options, trainer.progress
-    likelihoods = report(flow, dataset, options.evaluation_samples, ("test", "validation"), options.precision)
+    parts = ("test", "validation")
+    likelihoods, failed = reported(flow, dataset, options.evaluation_samples, parts, options.precision)
     reference = dataset.test or dataset.validation
     independent = None if reference is None else independent_nll(dataset, reference)
     reached = likelihoods.get("test" if dataset.test else "validation")
     warning = worse_than_independent(reached, independent, options)
     return {
         **likelihoods,
+        **({INCOMPLETE: failed} if failed else {}),
         "independent_nll": independent,
         **({} if warning is None else {"warning": warning}),
         "seed": options.seed,
@@ -45,6 +49,22 @@ def result_of(trainer: Trainer) -> dict[str, Any]:
         "data": dataset.describe(),
         **({} if trainer.not_captured is None else {"not_captured": trainer.not_captured}),
     }
+
+
+INCOMPLETE = "incomplete"
+"""Under which key a result has the parts whose figures could not be computed, with the reasons."""
+
+
+def require_complete(result: dict[str, Any], run: Path | None = None) -> dict[str, Any]:
+    """The result, unless something in it could not be computed."""
+    if INCOMPLETE not in result:
+        return result
+    parts, (reason, *_) = " and ".join(result[INCOMPLETE]), result[INCOMPLETE].values()
+    kept = "the flow is trained" if run is None else f"the run in {run} is trained, and its weights are kept"
+    advice = "use xorflow.evaluate" if run is None else f"complete it with: xorflow evaluate {run}"
+    raise EvaluationError(
+        f"{kept}, but its likelihood on {parts} data could not be computed: {reason}; {advice}"
+    )
 
 
 def worse_than_independent(
@@ -114,16 +134,52 @@ def report(
     training data and of those that say what the layers do, which would take longest. `memory` is about what any pass, or
     importance samples, may take at a time.
     """
+    figures, failed = reported(flow, dataset, samples, names, precision, memory)
+    if failed:
+        raise EvaluationError(
+            "; ".join(f"no likelihood on {name} data: {why}" for name, why in failed.items())
+        )
+    return figures
+
+
+def reported(
+    flow: Trainable,
+    dataset: Dataset,
+    samples: int,
+    names: tuple[str, ...],
+    precision: str = "auto",
+    memory: int | None = None,
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """What `report` gives, as far as it can be computed, and for each other split the reason why it cannot."""
     was_training = flow.training
     flow.eval()
-    refit = refitted(flow, dataset.train, precision, memory)
-    splits = {
-        name: _report_split(flow, refit, split, samples, precision, memory)
-        for name in names
-        if (split := dataset.parts.get(name)) is not None
-    }
+    figures: dict[str, dict[str, Any]] = {}
+    failed: dict[str, str] = {}
+    refit: Flow | Mixture | None = None
+    for name in names:
+        split = dataset.parts.get(name)
+        if split is None:
+            continue
+        try:
+            with out_of_memory_as_error("lower --memory of xorflow evaluate, or use --device cpu"):
+                refit = refit or refitted(flow, dataset.train, precision, memory)
+                figures[name] = _report_split(flow, refit, split, samples, precision, memory)
+        except UserError as error:
+            failed[name] = str(error)
     flow.train(was_training)
-    return splits
+    return figures, failed
+
+
+def require_finite(log_p: LogLikelihood, what: str) -> LogLikelihood:
+    """Likelihoods as they are, if all are finite numbers."""
+    bad = (~log_p.values.isfinite()).nonzero()
+    if len(bad):
+        row = int(bad[0, -1])
+        raise EvaluationError(
+            f"log p is a finite number, and that of {len(bad):,} of {log_p.values.shape[-1]:,} rows of {what} is not (first "
+            f"row {row}, from 0: {float(log_p.values[..., row].flatten()[0])}); train again with a smaller lr, or with clip=1"
+        )
+    return log_p
 
 
 def _report_split(
@@ -138,6 +194,9 @@ def _report_split(
     else:
         greedy, refitted_likelihood = evaluate.exact_each(deterministic, split, memory=memory)
         best = likelihood(flow, split, samples, memory=memory)
+    for log_p, what in ((best, "this split"), (greedy, "this split (most probable choices)")):
+        require_finite(log_p, what)
+    require_finite(refitted_likelihood, "this split (refitted base)")
     with bf16_autocast(flow.device, precision):
         uses = [use for part in components for use in evaluate.layer_use(part, split, memory=memory)]
     figures = best.summary() | {

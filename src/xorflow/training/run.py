@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from xorflow._files import write_json
 from xorflow.conditioners.transformer import attention_stacks
 from xorflow.data import Dataset, validate
 from xorflow.errors import CheckpointError, ConfigError, ModelError
@@ -25,21 +27,23 @@ from xorflow.training.folder import (
     BEGINNING,
     Run,
     data_of_run,
-    install_weights,
+    held,
+    new_folder,
     open_run,
-    prepare_folder,
     read_config_file,
     read_result,
+    require_free,
     write_config,
 )
 from xorflow.training.init import init_from_data, init_from_flow
 from xorflow.training.metrics import require_tensorboard
 from xorflow.training.optimiser import hidden_matrices
 from xorflow.training.registry import BASES, CONDITIONERS, ESTIMATORS
-from xorflow.training.results import result_of
+from xorflow.training.results import INCOMPLETE, require_complete, result_of
 from xorflow.training.specs import Trainable, flow_from_spec, flow_to_spec
-from xorflow.training.storage import TEMPORARY, save_tensors, write_json
+from xorflow.training.storage import has_tensors, save_tensors
 from xorflow.training.trainer import Observer, Trainer
+from xorflow.training.weights import install, model_for, read_weights
 
 
 def fit(
@@ -76,11 +80,13 @@ def fit(
         **options
     )
     _check(chosen, estimator, flow, data)
-    folder = None if out is None else prepare_folder(Path(out))
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        require_free(folder)
     if init == "data":
         init_from_data(flow, data.train)
     if folder is not None:
-        _write_beginning(folder, chosen, flow, data)
+        _begin(folder, chosen, flow, data)
     return finish_run(_trainer(flow, estimator, data, chosen, folder, observer))
 
 
@@ -109,10 +115,10 @@ def create_run(
     dataset = dataset or build_data(options)
     flow = model if isinstance(model, nn.Module) else _fresh_flow(options, dataset, model)
     _check(options, estimator, flow, dataset)
+    require_free(out)
     if flow is not model:
         _initialise(options, flow, dataset)
-    prepare_folder(out)
-    _write_beginning(out, options, flow, dataset)
+    _begin(out, options, flow, dataset)
     return _trainer(flow, estimator, dataset, options, out, observer)
 
 
@@ -138,19 +144,22 @@ def resume_run(
         dataset: the data that the options name, if they are loaded already.
     """
     options, config = options_of_run(run, changes or {})
-    if (run / "result.json").exists():
+    if _is_finished(run):
         if "how" in read_result(run):
             raise ConfigError(
                 f"{run} combines other runs, and there is nothing to resume; see xorflow combine"
             )
-        drop_snapshots(run)
+        if has_snapshot(run):
+            with held(run):
+                drop_snapshots(run)
         return None
-    for left in run.glob(f".*{TEMPORARY}"):  # by a process that was killed while it wrote
-        left.unlink(missing_ok=True)
+    with held(run):
+        pass  # who else has it is said before data are loaded
     estimator = build_estimator(options.estimator)
     dataset = data_of_run(run, options, config["data_format"], dataset)
-    flow = _fresh_flow(options, dataset, config["model"])
-    if options.layers is not None and _written(flow) != _written_anew(config["model"]):
+    beginning = read_weights(run, BEGINNING) if options.layers is None else {}
+    flow = model_for(config["model"], beginning) if beginning else _fresh_flow(options, dataset, None)
+    if not beginning and _written(flow) != _written(model_for(config["model"], flow.state_dict())):
         raise CheckpointError(
             f"the options in {run / 'config.json'} make another model than the one in that file, so its weights would mean "
             "something else; go on with the version of xorflow that began the run, or begin anew with another --out"
@@ -159,29 +168,64 @@ def resume_run(
     if has_snapshot(run):
         pass  # the weights are those of the checkpoint
     elif options.layers is None:
-        install_weights(flow, run, BEGINNING)
+        install(flow, beginning, run)
     else:
         _initialise(options, flow, dataset)
     return _trainer(flow, estimator, dataset, options, run, observer)
 
 
 def finish_run(trainer: Trainer) -> dict[str, Any]:
-    """Train to the end, evaluate, and, if the run has a folder, write weights and `result.json`; returns the latter."""
+    """Train to the end, evaluate, and, if the run has a folder, write weights and `result.json`; returns the latter.
+
+    Raises:
+        EvaluationError: if the weights were trained, and are kept, but some figures could not be computed; the others are
+            in `result.json`, and `evaluate_run` completes it.
+    """
+    run = trainer.run_folder
+    if run is None:
+        return require_complete(_trained(trainer))
+    with held(run):
+        if not _is_finished(run):  # by somebody else, since this trainer was made
+            result = _trained(trainer)
+            write_json(run / "result.json", result)
+        drop_snapshots(run)
+    return finished_result(run)
+
+
+def _trained(trainer: Trainer) -> dict[str, Any]:
+    """Train, keep the weights, and only then evaluate."""
     with out_of_memory_as_error(remedy_for(trainer.options)):
         trainer.train()
-        result = result_of(trainer)
-    run = trainer.run_folder
-    if run is not None:
-        save_tensors(run, "weights", trainer.flow.state_dict())
-        write_json(run / "result.json", result)
-        drop_snapshots(run)
-    return result
+    if trainer.run_folder is not None:
+        save_tensors(trainer.run_folder, "weights", trainer.flow.state_dict())
+    return result_of(trainer)
 
 
-def _write_beginning(run: Path, options: Options, flow: Trainable, dataset: Dataset) -> None:
-    if options.layers is None:
-        save_tensors(run, BEGINNING, flow.state_dict())
-    write_config(run, options, flow, dataset)  # last: a folder with a configuration can be resumed
+def finished_result(run: Path) -> dict[str, Any]:
+    """The result of a finished run, whole."""
+    return require_complete(read_result(run), run)
+
+
+def complete_result(run: Path, figures: Mapping[str, Any]) -> None:
+    """Put figures of `report` into the result of a run that lacks them; any other result is left as it is."""
+    if not _is_finished(run) or INCOMPLETE not in read_result(run):
+        return
+    with held(run):
+        result = read_result(run)
+        lacking = result.pop(INCOMPLETE, {})
+        write_json(run / "result.json", {name: figures[name] for name in lacking if name in figures} | result)
+
+
+def _is_finished(run: Path) -> bool:
+    return os.path.lexists(run / "result.json")
+
+
+def _begin(run: Path, options: Options, flow: Trainable, dataset: Dataset) -> None:
+    """Make the folder of a run, with all that it begins with."""
+    with new_folder(run):
+        if options.layers is None:
+            save_tensors(run, BEGINNING, flow.state_dict())
+        write_config(run, options, flow, dataset)  # last: a folder with a configuration can be resumed
 
 
 def _trainer(
@@ -239,24 +283,18 @@ def untrained(run: Run) -> Trainable:
     """The flow of a run as its training began."""
     if run.options.layers is not None:
         return initialised_flow(run.options, run.data()).eval()
-    if not list(run.folder.glob(f"{BEGINNING}.*")):
+    if not has_tensors(run.folder, BEGINNING):
         raise ConfigError(
             f"the run in {run.folder} combines others, and none of its weights was trained there; take these"
         )
     flow = copy.deepcopy(run.flow)
-    install_weights(flow, run.folder, BEGINNING)
+    install(flow, read_weights(run.folder, BEGINNING), run.folder)
     return flow
 
 
 def _written(flow: Trainable) -> dict[str, Any]:
     """The model as a file has it."""
     return json.loads(json.dumps(flow_to_spec(flow)))
-
-
-def _written_anew(model: dict[str, Any]) -> dict[str, Any]:
-    """The model of a file as we would write it: that of an earlier version lacks settings that came later."""
-    with torch.random.fork_rng(devices=[]):
-        return _written(flow_from_spec(model))
 
 
 def options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:

@@ -12,13 +12,11 @@ from xorflow.conditioners import Conditioner, SequenceConditioner
 from xorflow.errors import CheckpointError, ModelError
 from xorflow.flows import LatentFlow, Layer, Mixture
 from xorflow.training.registry import PARTS
+from xorflow.training.spec_checks import REORDERED, check_spec
 from xorflow.transforms import Transform
 
 Trainable = LatentFlow | Mixture
 """What a run trains."""
-
-REORDERED = "reordered"
-"""The name of a conditioner that shares the network of an earlier one of the same model, in another ordering."""
 
 
 def flow_to_spec(flow: LatentFlow | Mixture) -> dict[str, Any]:
@@ -61,19 +59,31 @@ def flow_from_spec(
 ) -> LatentFlow | Mixture:
     """Build the flow, or the mixture of flows, that a spec describes, with fresh weights; `parts` names your own classes."""
     known = PARTS | dict(parts or {})
+    check_spec(spec, known)
     shared: _Shared = []
     try:
         if "components" in spec:
             components = [_flow_from_spec(part, known, shared) for part in spec["components"]]
             return Mixture(components, learned=spec["learned"])
         return _flow_from_spec(spec, known, shared)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"the model in this configuration is not one that this version can build ({error!r}); "
-            "it may be damaged, or written by another version"
-        ) from error
     except ModelError as error:
         raise CheckpointError(f"the model in this configuration is illegal: {error}") from error
+
+
+def sizes_in(spec: Mapping[str, Any]) -> tuple[int, int]:
+    """How many layers a spec has in all, and the largest whole number in it, before anything of it is checked or built."""
+    layers, largest = 0, 0
+    waiting: list[Any] = [spec]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.values()
+            layers += len(value["layers"]) if isinstance(value.get("layers"), list) else 0
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, int):
+            largest = max(largest, abs(value))
+    return layers, largest
 
 
 def _flow_from_spec(
@@ -109,14 +119,7 @@ def _part_to_spec(part: Conditioner | Transform) -> dict[str, Any]:
 
 
 def _part_from_spec(spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]]) -> Any:
-    arguments = dict(spec)
-    name = arguments.pop("name")
-    if name not in parts:
-        raise CheckpointError(
-            f"this run uses a part named {name!r}, which xorflow does not have; "
-            f"open it with xorflow.load(RUN, parts={{{name!r}: YourClass}})"
-        )
-    return parts[name](**arguments)
+    return parts[spec["name"]](**{key: value for key, value in spec.items() if key != "name"})
 
 
 def _layer_from_spec(spec: Mapping[str, Any], parts: Mapping[str, type[nn.Module]], shared: _Shared) -> Layer:

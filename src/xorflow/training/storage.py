@@ -1,123 +1,98 @@
-"""Files: atomic writes, JSON, and tensors in shards below 16 MiB; nothing here executes what it reads."""
+"""Tensors in files below 16 MiB, with an index that has the digest of each; nothing here executes what it reads."""
 
 from __future__ import annotations
 
-import json
+import hashlib
+import math
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
+from xorflow._files import inside, read_bytes, read_json, write_bytes, write_json
 from xorflow.errors import CheckpointError
 
 SHARD_BYTES = 15 * 2**20
 """The most bytes of tensors in one file; with its header a file stays below 16 MiB."""
 
-
-_SAME = "same"
-"""Under which name a file keeps the names that tensors have beside their first one."""
-
-TEMPORARY = ".tmp"
-"""How the names of files end that are not wholly written."""
-
-_KEEP = "what was saved before is untouched: make room or choose another --out, and continue with --resume"
-
-
-def write_bytes(path: Path, content: bytes, advice: str = _KEEP) -> None:
-    """Write a file so that it is there wholly or not at all; `advice` ends the message if it cannot be."""
-    try:
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise CheckpointError(f"could not write {path}: {error.strerror}; {advice}") from error
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
-
-
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """A JSON object; `what` names the file's role in error messages."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{what} is missing: no file {path}; is the folder a run of xorflow train?"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no text, no JSON, numbers too long
-        raise CheckpointError(
-            f"{what} is damaged: {path} is no readable JSON ({error}); restore it or train again"
-        ) from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{what} is damaged: {path} holds no JSON object; restore it or train again")
-    return value
+_MOST_BYTES = 64 * 2**20
+"""No file of tensors that we wrote is larger, however many names its header has."""
 
 
 def save_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> None:
-    """Write `stem.safetensors`, or shards of it with an index `stem.safetensors.index.json`.
+    """Write `stem.safetensors`, or shards of it, and last `stem.index.json`, which says what makes them whole.
 
-    A tensor that has several names, as those of a part used twice do, is written once, and the file says under which.
+    A tensor that has several names, as those of a part used twice do, is written once, and the index says under which.
     """
     again = _other_names(tensors)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in again}
     shards = _pack(tensors)
-    if len(shards) == 1:
-        note = {_SAME: json.dumps(again)} if again else None
-        write_bytes(folder / f"{stem}.safetensors", tensors_to_bytes(shards[0], metadata=note))
-        return
-    names = [f"{stem}-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    for name, shard in zip(names, shards, strict=True):
-        write_bytes(folder / name, tensors_to_bytes(shard))
+    digests: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        part = "" if len(shards) == 1 else f"-{number:05d}-of-{len(shards):05d}"
+        content = tensors_to_bytes(shard)
+        write_bytes(folder / f"{stem}{part}.safetensors", content)
+        digests[f"{stem}{part}.safetensors"] = hashlib.sha256(content).hexdigest()
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    index = {
-        "shards": names,
-        "pieces": {name: list(shard) for name, shard in zip(names, shards, strict=True)},
-        "shapes": shapes,
-        _SAME: again,
-    }
-    write_json(folder / f"{stem}.safetensors.index.json", index)
+    write_json(_index(folder, stem), {"sha256": digests, "shapes": shapes, "same": again})
+
+
+def has_tensors(folder: Path, stem: str) -> bool:
+    """Whether `save_tensors` has written all of these."""
+    return os.path.lexists(_index(folder, stem))
 
 
 def load_tensors(folder: Path, stem: str) -> dict[str, Tensor]:
-    """Read what `save_tensors` wrote; tensors that were cut are joined again, and all names are there."""
-    index = folder / f"{stem}.safetensors.index.json"
-    if not index.exists():
-        path = folder / f"{stem}.safetensors"
-        tensors = _read_shard(path)
-        try:
-            return _with_other_names(tensors, json.loads(_note(path).get(_SAME, "{}")))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(
-                f"weights are damaged: {path} names tensors that are not there ({error}); restore it or train again"
-            ) from None
-    listed = read_json(index, "the index of the weights")
-    pieces: dict[str, Tensor] = {}
-    try:
-        for name in listed["shards"]:
-            pieces |= _read_shard(folder / str(name))
-        return _with_other_names(_join(pieces, listed["shapes"]), listed.get(_SAME, {}))
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    """Read what `save_tensors` wrote, if it is that bit for bit; tensors that were cut are joined again, all names are there.
+
+    Raises:
+        CheckpointError: if anything is missing or was changed.
+    """
+    index = _index(folder, stem)
+    if not has_tensors(folder, stem):
         raise CheckpointError(
-            f"weights are damaged: {index} does not fit its shards ({error}); restore it or train again"
-        ) from None
+            f"weights are missing: no file {index}; is the run complete? continue it with --resume"
+        )
+    digests, shapes, again = _checked_index(index)
+    pieces: dict[str, Tensor] = {}
+    for name, digest in digests.items():
+        pieces |= _read_shard(inside(folder, name), digest)
+    tensors = _join(pieces, shapes, index)
+    missing = [first for first in again.values() if first not in tensors]
+    if missing:
+        raise CheckpointError(
+            f"weights are damaged: {index} names tensors that are not there ({missing[0]!r}); restore it or train again"
+        )
+    return tensors | {name: tensors[first] for name, first in again.items()}
+
+
+def _index(folder: Path, stem: str) -> Path:
+    return folder / f"{stem}.index.json"
+
+
+def _checked_index(path: Path) -> tuple[dict[str, str], dict[str, list[int]], dict[str, str]]:
+    """The digests of files, the shapes of tensors, and under which name those with several are."""
+    content = read_json(path, "the index of the weights")
+    digests, shapes, again = (content.get(key) for key in ("sha256", "shapes", "same"))
+    good = all(isinstance(value, dict) for value in (digests, shapes, again))
+    if good:
+        good = all(isinstance(value, str) for value in (*digests.values(), *again.values()))  # pyright: ignore[reportOptionalMemberAccess]
+        good = good and all(map(_is_shape, shapes.values()))  # pyright: ignore[reportOptionalMemberAccess]
+    if not good:
+        raise CheckpointError(
+            f"weights are damaged: {path} is no index of weights; restore it or train again"
+        )
+    return digests, shapes, again  # pyright: ignore[reportReturnType]
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**48 for size in value)
 
 
 def _other_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -132,25 +107,22 @@ def _other_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return others
 
 
-def _with_other_names(tensors: dict[str, Tensor], same: Mapping[str, str]) -> dict[str, Tensor]:
-    return tensors | {name: tensors[first] for name, first in same.items()}
-
-
-def _note(path: Path) -> dict[str, str]:
-    """What a file says beside its tensors."""
-    with safe_open(path, framework="pt") as stream:
-        return stream.metadata() or {}
-
-
-def _read_shard(path: Path) -> dict[str, Tensor]:
+def _read_shard(path: Path, digest: str) -> dict[str, Tensor]:
     try:
-        return load_tensors_from_bytes(path.read_bytes())
+        content = read_bytes(path, _MOST_BYTES)
     except FileNotFoundError:
         raise CheckpointError(
             f"weights are missing: no file {path}; is the run complete? continue it with --resume"
         ) from None
     except OSError as error:
-        raise CheckpointError(f"weights cannot be read: {path}: {error.strerror}") from None
+        raise CheckpointError(f"weights cannot be read: {path}: {error.strerror}; restore it") from None
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise CheckpointError(
+            f"weights are damaged: {path} is not the file that was written, whose SHA-256 was {digest[:12]}...; restore it or "
+            "train again"
+        )
+    try:
+        return load_tensors_from_bytes(content)
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(
             f"weights are damaged: {path} is no whole safetensors file ({error}); restore it or train again"
@@ -181,10 +153,16 @@ def _pieces(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     return [(f"{name}#{i:04d}", piece.clone()) for i, piece in enumerate(cut)]
 
 
-def _join(pieces: Mapping[str, Tensor], shapes: Mapping[str, list[int]]) -> dict[str, Tensor]:
+def _join(pieces: Mapping[str, Tensor], shapes: Mapping[str, list[int]], index: Path) -> dict[str, Tensor]:
     of_tensor: dict[str, list[Tensor]] = {name: [] for name in shapes}
     for name in sorted(pieces):  # the numbers of a tensor's pieces have the same width
-        of_tensor[name.partition("#")[0]].append(pieces[name])
+        of_tensor.setdefault(name.partition("#")[0], []).append(pieces[name])
+    for name, cut in of_tensor.items():
+        kinds = {piece.dtype for piece in cut}
+        if len(kinds) != 1 or sum(t.numel() for t in cut) != math.prod(shapes.get(name, [-1])):
+            raise CheckpointError(
+                f"weights are damaged: {index} does not fit its files, in {name!r}; restore it or train again"
+            )
     return {
         name: torch.cat([t.flatten() for t in cut]).reshape(shapes[name]) for name, cut in of_tensor.items()
     }

@@ -28,6 +28,7 @@ from xorflow.training.checkpoint import (
     Snapshot,
     load_snapshot,
     optimiser_tensors,
+    require_fits,
     restore_optimiser,
     save_snapshot,
 )
@@ -421,6 +422,13 @@ class Trainer:
         snapshot = None if self.run_folder is None else load_snapshot(self.run_folder)
         if snapshot is None:
             return
+        trained = {
+            "flow": self.flow.state_dict(),
+            "best": self.flow.state_dict(),
+            "estimator": self.estimator.state_dict(),
+            "average": self.average or {},
+        }
+        require_fits(snapshot, trained, self.optimiser)
         self.progress = snapshot.progress
         self.flow.load_state_dict(snapshot.group("flow"))
         self.estimator.load_state_dict(snapshot.group("estimator"))
