@@ -84,14 +84,15 @@ class Transform(nn.Module, ABC):
 
     def reached(self, x: Tensor) -> list[Tensor]:
         """The states y = to_base(x, u) that each choice leads to, by group of choices (..., n, U), int64."""
-        reached = []
-        for number, (group, values) in enumerate(
-            zip(self.choices.groups, self._layout.split(x), strict=True)
-        ):
-            u = torch.arange(group.size, device=x.device)
-            features = self._layout.features(number)[:, None]
-            reached.append(self.value_to_base(values.long().unsqueeze(-1), u, features))
-        return reached
+        values = self._layout.split(x)
+        return [
+            self.value_to_base(
+                values[number].long().unsqueeze(-1),
+                torch.arange(group.size, device=x.device),
+                self._layout.features(number)[:, None],
+            )
+            for number, group in enumerate(self.choices.groups)
+        ]
 
     def keeps(self, features: Tensor) -> bool:
         """Whether u = 0 is the identity for these `features`, booleans (D,)."""
@@ -104,7 +105,9 @@ class Transform(nn.Module, ABC):
         choices = torch.tensor(self.choices.sizes)
         pairs = self.sizes * choices
         total = int(pairs.sum())
-        index = torch.arange(total) if total <= _PAIRS_CHECKED else _spread(total)
+        index = torch.arange(min(total, _PAIRS_CHECKED))
+        if total > len(index):
+            index = (index.double() * (total / len(index))).long()
         d = torch.searchsorted(pairs.cumsum(0), index, right=True)
         within = index - (pairs.cumsum(0) - pairs)[d]
         u, x = within // self.sizes[d], within % self.sizes[d]
@@ -124,10 +127,6 @@ class Transform(nn.Module, ABC):
             self.value_to_base(x, u, self.every).expand(4, len(self.every)),
             (x ^ u).expand(4, len(self.every)),
         )
-
-
-def _spread(total: int) -> Tensor:
-    return (torch.arange(_PAIRS_CHECKED, dtype=torch.float64) * (total / _PAIRS_CHECKED)).long()
 
 
 class ModularShift(Transform):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import zoo
 from enumeration import enumerated, visiting_order
-from xorflow import DataError, Intractable, ModelError
+from xorflow import MADE, DataError, FactorisedBase, Intractable, LatentFlow, Layer, ModelError
 
 
 def offered(flow) -> bool:
@@ -84,3 +84,9 @@ def test_a_coupling_layer_needs_what_it_sees():
 def test_known_is_one_boolean_for_each_feature(known):
     with pytest.raises(DataError, match="one boolean for each of the 3 features"):
         zoo.make("D3 linear")().complete(torch.zeros(1, 3, dtype=torch.int64), known)
+
+
+def test_no_rows_are_completed_to_none():
+    flow = LatentFlow([Layer(MADE(3, hidden=(4,)))], FactorisedBase(3))
+    known = torch.tensor([True, False, False])
+    assert flow().complete(torch.zeros(0, 3, dtype=torch.int64), known).shape == (0, 3)

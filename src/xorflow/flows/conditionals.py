@@ -98,7 +98,7 @@ class FlowConditionals(Conditionals):
     """Those of layers in one ordering, on a base."""
 
     def __init__(self, layers: LayerList, base: FactorisedBase, context: Tensor | None) -> None:
-        orders = {_order_of(layer) for layer in layers}
+        orders = {layer.order for layer in layers}
         couplings = any(layer.conditioner.mask is not None for layer in layers)
         if len(orders) > 1 or (couplings and len(layers) > 1):
             raise Intractable(
@@ -106,7 +106,9 @@ class FlowConditionals(Conditionals):
                 "log_prob is exact in any"
             )
         self.layers, self.base, self.context = layers, base, context
-        (self.order,) = orders
+        (order,) = orders
+        assert order is not None, "generators of normalised flows have an ordering"
+        self.order = order
 
     def order_from(self, known: Tensor | None) -> tuple[int, ...]:
         mask = self.layers[0].conditioner.mask
@@ -172,15 +174,6 @@ class MixedConditionals(Conditionals):
         return _MixedSteps(
             [component.steps(batch, known) for component in self._components], self._log_weights
         )
-
-
-def _order_of(layer: Layer) -> tuple[int, ...]:
-    """That of its network; of a coupling first what it sees and leaves alone, then the rest."""
-    mask = layer.conditioner.mask
-    if mask is not None:
-        return tuple(torch.argsort((~mask).int(), stable=True).tolist())
-    assert layer.conditioner.order is not None
-    return layer.conditioner.order
 
 
 class _Reader:

@@ -158,6 +158,14 @@ class Layer(nn.Module):
                 )
 
     @property
+    def order(self) -> tuple[int, ...] | None:
+        """That of its network; of a coupling, first the features that it leaves alone, which tell all others."""
+        mask = self.conditioner.mask
+        if mask is None:
+            return self.conditioner.order
+        return tuple(torch.argsort((~mask).int(), stable=True).tolist())
+
+    @property
     def autoregressive_in_u(self) -> bool:
         """Whether p(u) is a chain over features, so that a draw of u needs several passes."""
         return Source.OWN in self.conditioner.sees

@@ -190,8 +190,7 @@ class ModelDistribution(Distribution):
             raise DataError(
                 f"known is one boolean for each of the {self.model.features} features, got {mask.dtype} {tuple(mask.shape)}"
             )
-        x = validate(torch.as_tensor(value), self.model.categories).to(self.model.device)
-        rows, lead = self._expanded(x)
+        rows, lead = self._rows(value)
         uniforms = torch.rand(
             rows.shape, dtype=self.model.dtype, device=self.model.device, generator=generator
         )
@@ -201,11 +200,8 @@ class ModelDistribution(Distribution):
     def _rows(self, value: Tensor) -> tuple[Tensor, torch.Size]:
         """Checked integers (N, D) in the type of states, and the leading shape that they have together with the context."""
         x = validate(torch.as_tensor(value), self.model.categories, allow_empty=True)
-        return self._expanded(x.to(self.model.device))
-
-    def _expanded(self, x: Tensor) -> tuple[Tensor, torch.Size]:
         lead = common_lead(x.shape[:-1], self.batch_shape)
-        x = self.model.states.integers(x)
+        x = self.model.states.integers(x.to(self.model.device))
         return x.expand(*lead, self.model.features).reshape(lead.numel(), self.model.features), lead
 
     def _rows_of_context(self, lead: torch.Size) -> Tensor | None:

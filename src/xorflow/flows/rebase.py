@@ -58,7 +58,7 @@ def with_base(flow: LatentFlow, base: FactorisedBase) -> LatentFlow:
             "on a base with a probability of one half no flip changes anything; choose another base"
         )
     *earlier, last = flow.layers
-    rebased = Layer(_Rebased(last.conditioner, flow.base, base), last.transform)
+    rebased = Layer(_Rebased(last, flow.base, base), last.transform)
     return LatentFlow([*earlier, rebased], base)
 
 
@@ -91,13 +91,14 @@ def refit_base(
 class _Rebased(Conditioner):
     """The logits on one base that give the probabilities of a conditioner's logits on another."""
 
-    def __init__(self, network: Conditioner, before: FactorisedBase, after: FactorisedBase) -> None:
+    def __init__(self, layer: Layer, before: FactorisedBase, after: FactorisedBase) -> None:
+        network = layer.conditioner
         super().__init__(
             network.features,
             categories=network.states.sizes,
             choices=network.choices.sizes,
             sees=_in_an_order(network),
-            order=network.order if network.mask is None else _seen_first(network.mask),
+            order=layer.order,
             context=network.context_features,
         )
         self.network, self.before, self.after = network, before, after
@@ -122,11 +123,6 @@ class _Rebased(Conditioner):
 
 
 def _in_an_order(network: Conditioner) -> dict[str, str]:
-    """What a network sees, a coupling's as that of a network in the order of `_seen_first`."""
+    """What a network sees, a coupling's as that of a network in the order of its layer."""
     before = {Dependence.COUPLED: Dependence.BEFORE}
     return {str(source): str(before.get(seen, seen)) for source, seen in network.sees.items()}
-
-
-def _seen_first(mask: Tensor) -> tuple[int, ...]:
-    """The features that a coupling's network sees, and then those that it moves: neither depends on others of its kind."""
-    return tuple(torch.argsort((~mask).int(), stable=True).tolist())
