@@ -18,7 +18,7 @@ _REFRESH_SECONDS = 0.2
 
 
 class TrainingDisplay:
-    """A progress bar with the time left and the latest likelihoods; silent where there is no terminal."""
+    """A progress bar with the time left and the latest likelihoods; within its block nothing where there is no terminal."""
 
     def __init__(self, console: Console) -> None:
         self._bar = Progress(
@@ -37,9 +37,9 @@ class TrainingDisplay:
         self._task: TaskID | None = None
         self._shown = 0.0
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Self | None:
         self._bar.start()
-        return self
+        return None if self._bar.disable else self
 
     def __exit__(self, *details: object) -> None:
         self._bar.stop()

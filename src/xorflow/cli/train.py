@@ -16,7 +16,7 @@ from xorflow.cli import several
 from xorflow.cli.display import TrainingDisplay, show_summary
 from xorflow.cli.sample import write_samples
 from xorflow.errors import ConfigError
-from xorflow.training import OPTIONS, Interrupted, Options
+from xorflow.training import OPTIONS, Interrupted, Observer, Options
 from xorflow.training.config import OF_A_MODEL, Option, read_texts
 from xorflow.training.folder import holds_several
 
@@ -129,7 +129,7 @@ def _texts(flags: Mapping[str, str | None], settings: Sequence[str]) -> dict[str
     return texts
 
 
-def _train_one(folder: Path, begin: Callable[[TrainingDisplay], training.Trainer | None]) -> None:
+def _train_one(folder: Path, begin: Callable[[Observer | None], training.Trainer | None]) -> None:
     again = _command({}, {"--out": folder})
     try:
         with TrainingDisplay(Console(stderr=True)) as display:
@@ -146,7 +146,7 @@ def _train_one(folder: Path, begin: Callable[[TrainingDisplay], training.Trainer
     show_summary(Console(), folder, result, pictures)
 
 
-def _resumed(folder: Path, given: dict[str, Any], display: TrainingDisplay) -> training.Trainer | None:
+def _resumed(folder: Path, given: dict[str, Any], display: Observer | None) -> training.Trainer | None:
     if not (folder / "config.json").exists() and holds_several(folder):
         raise ConfigError(
             f"--resume continues one run here, and {folder} holds several: repeat the command that began them, "

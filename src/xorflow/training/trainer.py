@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,11 +70,12 @@ class Minibatch:
     def split(self, count: int) -> list[Minibatch]:
         """About equal pieces."""
         count = min(count, len(self.x))
-        columns = [
-            [None] * count if tensor is None else tensor.tensor_split(count, dim)
-            for tensor, dim in ((self.x, 0), (self.context, 0), (self.draws, 1), (self.probabilities, 0))
-        ]
-        return [Minibatch(*pieces) for pieces in zip(*columns, strict=True)]  # pyright: ignore[reportArgumentType]
+
+        def cut(tensor: Tensor | None, dim: int = 0) -> Sequence[Tensor | None]:
+            return [None] * count if tensor is None else tensor.tensor_split(count, dim)
+
+        rest = cut(self.context), cut(self.draws, 1), cut(self.probabilities)
+        return [Minibatch(x, *pieces) for x, *pieces in zip(self.x.tensor_split(count), *rest, strict=True)]
 
 
 class Trainer:
@@ -174,11 +175,10 @@ class Trainer:
 
     def is_finished(self) -> bool:
         """Whether all epochs are made, or the last `patience` validations found no better weights."""
-        progress, options = self.progress, self.options
-        if options.patience is None or progress.best_epoch is None:
-            return progress.epoch >= options.epochs
-        since_best = progress.epoch // options.validate_every - progress.best_epoch // options.validate_every
-        return progress.epoch >= options.epochs or since_best >= options.patience
+        options, epoch, best = self.options, self.progress.epoch, self.progress.best_epoch
+        if epoch >= options.epochs or options.patience is None or best is None:
+            return epoch >= options.epochs
+        return epoch // options.validate_every - best // options.validate_every >= options.patience
 
     def train_epoch(self, captured: CapturedSteps | None = None) -> None:
         """The steps of an epoch, from where it stands; on CUDA as graphs, if they are `captured`."""
@@ -311,7 +311,7 @@ class Trainer:
             tensor.lerp_(current[name], weight.to(tensor.dtype) if isinstance(weight, Tensor) else weight)
 
     def schedule(self, step: int) -> tuple[float, float]:
-        """The learning rate of step `step` (from 0), and how much of the weights it leaves then goes into their average."""
+        """The learning rate of step `step` (from 0), and how much of the weights that it leaves goes into their average."""
         # early on, average over what there is: the first weights would otherwise linger
         average_weight = max(1 - self.options.average, 1 / (step + 2))
         return learning_rate(self.options, step, self.total_steps), average_weight
