@@ -334,7 +334,7 @@ class SequenceConditioner(Conditioner):
                 places = torch.where(seen > 0, gathered + place, len(table))
                 looked_up.append(bag(places, torch.cat([table, torch.zeros_like(table[:1])])))
         if dense:
-            looked_up.append(torch.cat(dense, -1) @ torch.cat(dense_tables))
+            looked_up.append(_joined(dense, -1) @ _joined(dense_tables, 0))
         return sum(looked_up[1:], start=looked_up[0])
 
     # ---- incremental decoding ----
@@ -392,6 +392,10 @@ class IncrementalSequence:
         if not net.choices.binary or not net.net.core.capturable:
             return None
         return decoding.decode(Capturable(net, self._values, self._fixed, self._memory), y, uniforms)
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)  # of one part, `cat` is a copy
 
 
 def _floats(alphabet: Alphabet) -> int:

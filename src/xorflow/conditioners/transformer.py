@@ -241,7 +241,7 @@ class AttentionBlock(nn.Module):
         queries, *new = self._split(hidden, turn)
         if isinstance(number, int):
             for kept, part in zip(cache, new, strict=True):
-                kept[:, :, number] = part.squeeze(2)
+                kept[:, :, number : number + 1] = part
             keys, values = (kept[:, :, : number + 1] for kept in cache)
             return self._join(hidden, attend(queries, keys, values, None))
         for kept, part in zip(cache, new, strict=True):
