@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,18 +46,14 @@ def where_not_finite(weights: Mapping[str, Tensor], flow: LatentFlow | Mixture, 
         data: rows of which a few are passed through the model: certain choices have no gradient, and weights may then stay
             finite while the numbers made of them are not.
     """
-    grads = ((name, p.grad) for name, p in weights.items() if p.grad is not None)
-    if (name := _first_not_finite(grads)) is not None:
-        return f"; the first gradient that is not finite is that of {_with_layer(name)}"
-    if (name := _first_not_finite(weights.items())) is not None:
-        return f"; the first weight that is not finite is that of {_with_layer(name)}"
+    gradients = {name: p.grad for name, p in weights.items() if p.grad is not None}
+    for what, tensors in (("gradient", gradients), ("weight", weights)):
+        name = next((name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())), None)
+        if name is not None:
+            return f"; the first {what} that is not finite is that of {_with_layer(name)}"
     if (layer := _first_layer_not_finite(flow, data)) is not None:
         return f"; all weights are finite, and the output of the network in layer {layer} is not"
     return ""
-
-
-def _first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    return next((name for name, tensor in named if not bool(tensor.isfinite().all())), None)
 
 
 def _with_layer(name: str) -> str:

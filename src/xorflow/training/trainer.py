@@ -43,6 +43,7 @@ from xorflow.training.devices import (
 from xorflow.training.failure import not_finite
 from xorflow.training.metrics import MetricsLog
 from xorflow.training.optimiser import make_optimiser
+from xorflow.training.results import likelihood
 from xorflow.training.specs import Trainable
 
 
@@ -137,6 +138,7 @@ class Trainer:
         self.module: nn.Module = nn.ModuleDict({"flow": flow, "estimator": self.estimator}).to(device)
         if options.precision == "64-true":
             self.module.double()
+        self.in_bf16 = options.precision == "bf16-mixed"
         self.rounds_products = devices.rounds_products(device, options.precision)
         self.optimiser = make_optimiser(self.module, options, device)
         self.average = self._copy_weights() if options.average else None
@@ -290,7 +292,7 @@ class Trainer:
 
     def _loss(self, batch: Minibatch) -> Loss:
         """Its surrogate with the second loss in it, if the estimator has one."""
-        with bf16_autocast(self.device, self.options.precision):
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.in_bf16):
             if batch.probabilities is None:
                 loss = self.estimator.loss(self.flow, batch.x, batch.context, batch.draws)
             else:
@@ -340,13 +342,10 @@ class Trainer:
         self._install(self.average or {})
         self.flow.eval()
         with bf16_autocast(self.device, self.options.precision):
-            if self.options.select == "greedy":
-                nll = evaluate.greedy(self.flow, split).nll
-            elif self.flow.has_closed_form:
-                nll = evaluate.exact(self.flow, split).nll
-            else:
-                proposal = "q" if self.flow.has_posterior else "p"
-                nll = evaluate.importance(self.flow, split, samples=4, proposal=proposal).nll
+            greedy = self.options.select == "greedy"
+            nll = (
+                evaluate.greedy(self.flow, split) if greedy else likelihood(self.flow, split, samples=4)
+            ).nll
         self.flow.train()
         self._require_finite("the validation likelihood", nll)
         self._require_finite_weights()  # those of a layer that is only drawn from may not enter that likelihood
