@@ -46,7 +46,7 @@ def write_bytes(
     path: Path, content: bytes | memoryview, advice: str = _KEEP, error: type[UserError] = CheckpointError
 ) -> None:
     """Write a file so that it is there wholly or not at all; `advice` ends the message if it cannot be."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.tmp")
     try:
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

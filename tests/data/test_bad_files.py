@@ -1,6 +1,9 @@
 """Bad files: every one an error that says the rule, what came and what to do."""
 
+import io
+import os
 import pickle
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import numpy as np
 import pytest
 
 from xorflow.data import load
+from xorflow.data.arrays import read_arrays
 from xorflow.errors import DataError
 
 GOOD = np.arange(40).reshape(20, 2) % 3
@@ -151,3 +155,77 @@ def test_paths(tmp_path: Path) -> None:
     refused(tmp_path / "x.txt", r"data files end in \.npy, \.npz, \.csv, got .*x\.txt")
     refused(tmp_path / "none.npy", "does not exist")
     refused(tmp_path / "x.csv", r"is empty \(0 bytes\)")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "too long", "unreadable name"])
+def test_a_path_that_is_no_plain_file(tmp_path: Path, kind: str) -> None:
+    if kind == "fifo":
+        path, message = tmp_path / "x.npy", "it is no plain file"
+        os.mkfifo(path)
+    elif kind == "too long":
+        path, message = tmp_path / f"{'x' * 300}.csv", "File name too long"
+    else:
+        path, message = tmp_path / "x\0.csv", "its name holds a zero"
+    refused(path, message)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (2, 2), } trailing",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (2, " + "9" * 5000 + "), }",
+        "{'descr': '<q9', 'fortran_order': False, 'shape': (2, 2), }",
+        "{'descr': '|V0', 'fortran_order': False, 'shape': (2, 2), }",
+        "{'descr': [('a', '<i8')], 'fortran_order': False, 'shape': (2, 2), }",
+        "{'descr': '<i8', 'fortran_order': None, 'shape': (2, 2), }",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (-2, -2), }",
+        "(((((",
+        "{'descr': '''",
+    ],
+)
+def test_headers_that_numpy_never_wrote(tmp_path: Path, header: str) -> None:
+    text = header.encode() + b"\n"
+    for name, content in (
+        ("x.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(32)),
+        ("y.npy", b"\x93NUMPY\x03\x00" + len(text).to_bytes(4, "little") + text + bytes(32)),
+    ):
+        (tmp_path / name).write_bytes(content)
+        refused(tmp_path / name, "truncated, damaged")
+
+
+def test_members_that_are_no_arrays_or_claim_too_much(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("train.npy", b"no array")
+    refused(path, "truncated, damaged")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", _saved(GOOD))
+        archive.filelist[0].file_size = 2**31 - 1  # as the directory at the end will say
+    refused(path, "says that it has 2,147,483,647 bytes")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", _saved(GOOD))
+        archive.writestr("readme.txt", "two arrays")
+    refused(path, "truncated, damaged")
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize(
+    "array", [GOOD, np.asfortranarray(GOOD), GOOD.astype(">i4"), GOOD.reshape(20, 2, 1), GOOD > 0]
+)
+def test_what_numpy_writes_is_read_as_it_reads_it(
+    tmp_path: Path, version: tuple[int, int], array: np.ndarray
+) -> None:
+    with (tmp_path / "x.npy").open("wb") as file:
+        np.lib.format.write_array(file, array, version)
+    np.savez(tmp_path / "y.npz", x=array)
+    np.savez_compressed(tmp_path / "z.npz", x=array)
+    for name in ("x.npy", "y.npz", "z.npz"):
+        read = read_arrays(tmp_path / name)["x"]
+        assert read.dtype == array.dtype
+        np.testing.assert_array_equal(read, array)
+
+
+def _saved(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +36,7 @@ Which = Annotated[
         "over the training data."
     ),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace the file --out, if there is one.")]
 _FLOWS = ("latent", "deterministic", "refitted")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
@@ -74,7 +77,28 @@ def check_samples(samples: int) -> None:
         raise ConfigError(f"--samples is at least 1; got {samples}")
 
 
-def check_suffix(path: Path, allowed: tuple[str, ...]) -> None:
-    """Refuse a file of a kind that is not written."""
-    if path.suffix.lower() not in allowed:
-        raise ConfigError(f"--out is a {' or '.join(allowed)} file for this run; got {path.name!r}")
+def check_out(path: Path, suffixes: tuple[str, ...], inputs: Iterable[Path | str], force: bool) -> None:
+    """Refuse a file of a kind that is not written, one that is read here, and one that is there unless that was said."""
+    if path.suffix.lower() not in suffixes:
+        raise ConfigError(f"--out is a {' or '.join(suffixes)} file for this run; got {path.name!r}")
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        if not os.access(path.parent, os.W_OK):
+            raise ConfigError(
+                f"--out lies in a folder that is there and can be written, and {path} does not"
+            ) from None
+        return
+    except OSError as error:
+        raise ConfigError(f"--out {path} cannot be written: {error.strerror}; choose another") from None
+    if os.path.isdir(path):
+        raise ConfigError(f"--out is a file, and {path} is a folder; choose another --out")
+    for given in inputs:
+        if os.path.exists(path) and os.path.exists(given) and os.path.samefile(path, given):
+            raise ConfigError(
+                f"--out never replaces what the command reads, and {path} is that; choose another --out"
+            )
+    if not force:
+        raise ConfigError(
+            f"--out replaces a file only with --force, and {path} is there; add it, or choose another --out"
+        )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from xorflow import training
 from xorflow._files import write_bytes
-from xorflow.cli.arguments import AsJson, Device, RunArgument, Which, check_suffix, chosen_flow
+from xorflow.cli.arguments import AsJson, Device, Force, RunArgument, Which, check_out, chosen_flow
 from xorflow.data import write_rows
 from xorflow.errors import ConfigError
 from xorflow.flows import Flow, LatentFlow, Mixture
@@ -39,6 +39,7 @@ def sample(
     flow: Which = "latent",
     device: Device = "auto",
     as_json: AsJson = False,
+    force: Force = False,
 ) -> None:
     """Draw new rows from a run."""
     if count < 1:
@@ -47,7 +48,8 @@ def sample(
         raise ConfigError(f"--seed is at least 0 and below 2^63; got {seed}")
     opened = training.open_run(run, device=device)
     if out is not None:
-        check_suffix(out, (".npy", ".csv", ".png") if _is_image(opened) else (".npy", ".csv"))
+        suffixes = (".npy", ".csv", ".png") if _is_image(opened) else (".npy", ".csv")
+        check_out(out, suffixes, (opened.options.data,), force)
     chosen = chosen_flow(opened, flow)
     with out_of_memory_as_error("lower --count"):
         x = draw(chosen, count, seed)

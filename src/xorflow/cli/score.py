@@ -18,12 +18,13 @@ from xorflow._files import write_bytes
 from xorflow.cli.arguments import (
     AsJson,
     Device,
+    Force,
     Memory,
     RunArgument,
     Samples,
     Which,
+    check_out,
     check_samples,
-    check_suffix,
     chosen_flow,
     parse_bytes,
 )
@@ -52,13 +53,14 @@ def score(
     memory: Memory = None,
     device: Device = "auto",
     as_json: AsJson = False,
+    force: Force = False,
 ) -> None:
     """log p of every row of a file, in nats."""
     check_samples(samples)
     most = parse_bytes(memory)
-    if out is not None:
-        check_suffix(out, (".csv", ".npy"))
     opened = training.open_run(run, device=device)
+    if out is not None:
+        check_out(out, (".csv", ".npy"), (data, opened.options.data), force)
     if opened.flow.context_features:
         raise ConfigError(
             "score takes data without context, and this run is conditioned on it; use xorflow.load in Python"

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xorflow._files import write_bytes
 from xorflow.data.arrays import as_rows, check_path, read_arrays, single_array
 from xorflow.data.checks import to_tensor, validate, whole
 from xorflow.data.codec import Codec, narrow
@@ -56,6 +57,10 @@ def write_rows(path: str | os.PathLike[str], x: Any, codec: Codec | None) -> Non
     values = whole(to_tensor(x)).cpu() if codec is None else validate(x, codec.categories).cpu()
     if values.ndim != 2:
         raise DataError(f"rows to write must have shape (N, D), got {tuple(values.shape)}")
+    if not path.parent.is_dir():
+        raise DataError(
+            f"{path} cannot be written: there is no folder {path.parent}; make it, or choose another"
+        )
     suffix = path.suffix.lower()
     buffer = io.BytesIO()
     if suffix == ".npy":
@@ -70,7 +75,7 @@ def write_rows(path: str | os.PathLike[str], x: Any, codec: Codec | None) -> Non
         text.detach()  # or its end would close the buffer
     else:
         raise DataError(f"rows are written to .npy or .csv files, got {path}; choose one of these suffixes")
-    _replace(path, buffer.getbuffer())
+    write_bytes(path, buffer.getbuffer(), "choose a folder that can be written and has room", DataError)
 
 
 def _is_header(table: Table, codec: Codec | None) -> bool:
@@ -87,19 +92,3 @@ def _check_width(path: Path, width: int, categories: Sequence[int]) -> None:
             f"the model has D = {len(categories)} features, but the rows of {path} have {width}"
             "; give the columns that it was trained on, in the same order"
         )
-
-
-def _replace(path: Path, content: memoryview) -> None:
-    """Write a file beside `path` and rename it, so that no reader ever sees half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror}; choose a folder that exists") from None
