@@ -239,3 +239,36 @@ def test_the_configuration_of_a_fit_run_holds_its_model(tmp_path: Path) -> None:
     assert options.estimator == "maximum-likelihood"
     assert model is not None
     assert [layer["conditioner"]["name"] for layer in model["layers"]] == ["made"]
+
+
+class _Mean:
+    def __init__(self, decay: float = 0.9) -> None:
+        self.decay = decay
+
+    def config(self) -> dict[str, Any]:
+        return {"decay": self.decay}
+
+
+class _Score:
+    def __init__(self, baseline: _Mean, samples: int = 1) -> None:
+        self.baseline, self.samples = baseline, samples
+
+    def config(self) -> dict[str, Any]:
+        return {"baseline": self.baseline, "samples": self.samples}
+
+
+def test_an_argument_that_is_named_has_its_settings_beside_the_others() -> None:
+    registry = Registry(
+        "estimator", {"score": _Score}, inner={"baseline": Registry("baseline", {"mean": _Mean})}
+    )
+    text = "score:baseline=mean,decay=0.5,samples=3"
+    made = registry.make(text)
+    assert (made.baseline.decay, made.samples) == (0.5, 3)
+    assert registry.text(made) == text
+    with pytest.raises(ConfigError, match=r"baseline is one of mean; got 'median'"):
+        registry.read("score:baseline=median")
+    with pytest.raises(
+        ConfigError,
+        match=r"takes baseline, samples, decay, written as .*; got 'deacy=1'; did you mean 'decay'",
+    ):
+        registry.read("score:baseline=mean,deacy=1")

@@ -20,9 +20,8 @@ from xorflow.flows import LatentFlow
 from xorflow.training.build import build_data
 from xorflow.training.config import CONFIG_VERSION, Options, check_version, options_of_config
 from xorflow.training.devices import resolve_device
-from xorflow.training.specs import Trainable, flow_to_spec
-from xorflow.training.storage import has_tensors
-from xorflow.training.weights import install, model_for, read_weights
+from xorflow.training.specs import Trainable, flow_to_spec, model_for
+from xorflow.training.storage import has_tensors, install, read_weights
 
 # ---- who writes ----
 

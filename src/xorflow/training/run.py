@@ -40,10 +40,9 @@ from xorflow.training.metrics import require_tensorboard
 from xorflow.training.optimiser import hidden_matrices
 from xorflow.training.registry import BASES, CONDITIONERS, ESTIMATORS
 from xorflow.training.results import INCOMPLETE, require_complete, result_of
-from xorflow.training.specs import Trainable, flow_from_spec, flow_to_spec
-from xorflow.training.storage import has_tensors, save_tensors
+from xorflow.training.specs import Trainable, flow_from_spec, flow_to_spec, model_for
+from xorflow.training.storage import has_tensors, install, read_weights, save_tensors
 from xorflow.training.trainer import Observer, Trainer
-from xorflow.training.weights import install, model_for, read_weights
 
 
 def fit(

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
-from torch import Tensor
+from torch import Tensor, nn
 
 from xorflow._files import inside, read_bytes, read_json, write_bytes, write_json
 from xorflow.errors import CheckpointError
@@ -166,3 +166,36 @@ def _join(pieces: Mapping[str, Tensor], shapes: Mapping[str, list[int]], index: 
     return {
         name: torch.cat([t.flatten() for t in cut]).reshape(shapes[name]) for name, cut in of_tensor.items()
     }
+
+
+# ---- the weights of a run ----
+
+
+def read_weights(run: Path, stem: str = "weights") -> dict[str, Tensor]:
+    """The weights in the folder of a run, as they were written there."""
+    weights = load_tensors(run, stem)
+    for name, tensor in weights.items():
+        if not bool(tensor.isfinite().all()):
+            raise CheckpointError(
+                f"weights are finite numbers, and {name} in {run} has others; restore the folder, or train again"
+            )
+    return weights
+
+
+def install(flow: nn.Module, weights: Mapping[str, Tensor], where: Path) -> None:
+    """Put weights into a flow, which takes over their type."""
+    expected = flow.state_dict()
+    for name, tensor in expected.items():
+        if name not in weights or weights[name].shape != tensor.shape:
+            came = "nothing" if name not in weights else f"shape {tuple(weights[name].shape)}"
+            raise CheckpointError(
+                f"the weights in {where} are not those of its configuration: {name} has {came} instead of "
+                f"shape {tuple(tensor.shape)}; restore the folder, or train again"
+            )
+        if weights[name].dtype not in (torch.float32, torch.float64):
+            raise CheckpointError(
+                f"weights are float32 or float64, and {name} in {where} is {weights[name].dtype}; restore the folder"
+            )
+    if any(t.dtype == torch.float64 for t in weights.values()):
+        flow.double()
+    flow.load_state_dict({name: weights[name] for name in expected})
