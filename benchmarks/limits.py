@@ -62,7 +62,7 @@ def _limit(operations: float, moved: float, device: torch.device, *, rounded: bo
 
 def _weights(made: xf.MADE) -> tuple[int, int]:
     """How many are not masked, and how many are stored."""
-    layers = [layer for layer in made.net if isinstance(layer, MaskedLinear)]
+    layers = [layer for layer in made.net.linear if isinstance(layer, MaskedLinear)]
     return sum(int(layer.mask.sum()) for layer in layers), sum(layer.weight.numel() for layer in layers)
 
 

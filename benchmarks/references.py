@@ -12,7 +12,7 @@ from torch.nn.functional import linear, logsigmoid
 import xorflow as xf
 from xorflow.conditioners import MaskedLinear, Source
 from xorflow.flows import SampleNoise
-from xorflow.flows.sampling import by_decoding, by_passes
+from xorflow.flows.layer import by_decoding, by_passes
 
 PLAIN = "plain eager PyTorch loop"
 ONE_DRAW = "plain eager PyTorch, one draw at a time"
@@ -26,12 +26,12 @@ class PlainMADE(nn.Module):
 
     def __init__(self, made: xf.MADE) -> None:
         super().__init__()
-        layers = [layer for layer in made.net if isinstance(layer, MaskedLinear)]
+        layers = [layer for layer in made.net.linear if isinstance(layer, MaskedLinear)]
         for index, layer in enumerate(layers):
             self.register_buffer(f"mask{index}", layer.mask.clone())
             self.register_parameter(f"weight{index}", nn.Parameter(layer.weight.detach().clone()))
             self.register_parameter(f"bias{index}", nn.Parameter(layer.bias.detach().clone()))
-        self.register_buffer("arrange", made.arrange)
+        self.register_buffer("arrange", made.net.reader.arrange)
         self.register_buffer("rearrange", made.rearrange)
         self.base = nn.Parameter(torch.full((made.features,), -6.0))
 

@@ -399,7 +399,7 @@ def test_what_each_layer_does() -> None:
     layers = [Layer(MADE(4, hidden=())) for _ in range(2)]
     with torch.no_grad():
         for layer, logit in zip(layers, (-40.0, 1.0), strict=True):
-            layer.conditioner.net[0].weight.zero_()
+            layer.conditioner.net.layers[0].weight.zero_()
             layer.conditioner.start_at(torch.full((4,), logit))
     flow = LatentFlow(layers, FactorisedBase(4))
     first, second = evaluate.layer_use(flow, torch.zeros(2000, 4, dtype=torch.int64))

@@ -243,6 +243,6 @@ def _connect(network: MADE, inputs: Tensor, outputs: Tensor, weights: Tensor) ->
 
 
 def _direct(network: MADE) -> MaskedLinear:
-    direct = network.skip if network.hidden else network.net[0]
+    direct = network.net.skip if network.hidden else network.net.linear[0]
     assert isinstance(direct, MaskedLinear)
     return direct

@@ -10,7 +10,7 @@ from torch.nn.functional import one_hot
 from xorflow import MADE, MLP
 from xorflow._states import Alphabet
 from xorflow.conditioners import Source
-from xorflow.conditioners.embedding import Reader, Table, bag
+from xorflow.conditioners.linear import Reader, Table, bag
 
 ROWS = torch.tensor([[0, 2, 2], [1, 0, 3], [4, 4, 4], [3, 1, 0]])
 
@@ -92,7 +92,7 @@ def test_a_reader_and_its_table_are_a_layer_of_one_hot_states(one, other, contex
     ]
     given_context = numbers(6, context).detach() if context else None
     reading = reader(states, given_context, torch.float64)
-    bits = [states[n][:, d].double() for n, d in reader.dense_features()]
+    bits = [states[n][:, d].double() for n, d in reader.dense_features]
     assert reading.dense.shape == (6, reader.dense)
     for column, expected in zip(reading.dense.T, bits, strict=False):
         assert torch.equal(column, expected)
@@ -101,7 +101,7 @@ def test_a_reader_and_its_table_are_a_layer_of_one_hot_states(one, other, contex
     assert (reading.rows is None) == (reader.rows == 0)
     if reading.rows is None:
         return
-    owners, counts = reader.row_features(), one_hot(reading.rows, reader.rows).sum(-2)
+    owners, counts = reader.row_features, one_hot(reading.rows, reader.rows).sum(-2)
     seen: dict[tuple[int, int], int] = {}
     for row, (n, d) in enumerate(owners):
         category = seen[n, d] = seen.get((n, d), -1) + 1
@@ -124,7 +124,7 @@ def test_fresh_layers_have_the_spread_of_all_that_they_read(network):
     torch.manual_seed(0)
     sees = {"sees": ("state",)} if network is MLP else {}
     net = network(100, (4000,), categories=[2, *[3] * 99], **sees)
-    first, table = (net.net[0], net.table) if network is MADE else (net.net.layers[0], net.net.table)
+    first, table = net.net.layers[0], net.net.table
     for weights in (first.weight, first.bias, table.weight):
         largest = float(weights.detach().abs().max())
         assert 0.99 * 298**-0.5 < largest <= 298**-0.5

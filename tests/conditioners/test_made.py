@@ -9,7 +9,7 @@ from torch import nn
 import zoo
 from xorflow import MADE, ModelError
 from xorflow.conditioners import MaskedLinear, Source
-from xorflow.conditioners.embedding import Table
+from xorflow.conditioners.linear import Table
 from xorflow.estimators import MaximumLikelihood
 
 

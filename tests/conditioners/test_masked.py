@@ -10,12 +10,12 @@ from torch.nn.functional import linear
 import zoo
 from enumeration import all_states, gradient
 from xorflow.conditioners import MaskedLinear
-from xorflow.conditioners.masked import prefix_lengths, staircase_bands
+from xorflow.conditioners.linear import prefix_lengths, staircase_bands
 from xorflow.estimators import MaximumLikelihood
 
 SCATTERED = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1], [0, 1, 0]]).bool()
 STAIRCASE = torch.arange(9) < torch.tensor([0, 0, 1, 3, 3, 4, 4, 7, 7, 8, 9])[:, None]
-THRESHOLD = "xorflow.conditioners.masked._WORTH_CUTTING"
+THRESHOLD = "xorflow.conditioners.linear._WORTH_CUTTING"
 
 
 @pytest.fixture(params=["whole", "cut"])

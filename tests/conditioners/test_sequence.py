@@ -17,7 +17,7 @@ from xorflow import CausalTransformer, ModelError, Recurrent
 from xorflow.conditioners import Source
 from xorflow.conditioners.sequence import SequenceConditioner
 from xorflow.conditioners.transformer import AttentionStack, turned
-from xorflow.flows.sampling import by_decoding, by_passes
+from xorflow.flows.layer import by_decoding, by_passes
 
 
 @given(sequences())

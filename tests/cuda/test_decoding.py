@@ -8,7 +8,7 @@ from standin import Graph, graph
 from xorflow._cuda import decoding
 from xorflow.conditioners import CausalTransformer
 from xorflow.data import Split
-from xorflow.flows.sampling import by_passes
+from xorflow.flows.layer import by_passes
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 

@@ -137,7 +137,7 @@ def test_the_control_is_the_mean_square_of_the_gradient_in_the_logits():
     draws = torch.rand(3, 1, 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     x = all_states((2, 2, 2))[row][None]
     loss = estimator(flow, x, draws=draws)
-    (slope,) = torch.autograd.grad(loss.surrogate, flow.layers[0].conditioner.net[-1].bias)
+    (slope,) = torch.autograd.grad(loss.surrogate, flow.layers[0].conditioner.net.layers[-1].bias)
     torch.testing.assert_close(loss.control, slope.square().mean(), rtol=0, atol=1e-12)
     many = torch.rand(3, 8, 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     values = []

@@ -112,7 +112,7 @@ def optimal(joint: torch.Tensor, w: float) -> LatentFlow:
     gain = (table[:, 0] - table[:, 1]) / w  # log((1 - beta) / beta) / w
     first, second = joint.sum(1)[1], joint[:, 1] / joint.sum(1)
     at = (2 * second - 1) * gain[1]  # the second feature's logits, by the first
-    linear = net.net[-1]
+    linear = net.net.layers[-1]
     with torch.no_grad():
         linear.weight.zero_()
         linear.weight[1, 0] = at[1] - at[0]
@@ -143,7 +143,7 @@ def test_the_optimum_at_depth_one(estimator):
     r"""f = sigmoid((2P - 1) log((1 - beta) / beta) / w): there the gradient is zero, and all around it leads back."""
     flow = optimal(JOINT, 0.5)
     assert float(slope(estimator, flow, JOINT).abs().max()) < 1e-12
-    bias = flow.layers[0].conditioner.net[-1].bias
+    bias = flow.layers[0].conditioner.net.layers[-1].bias
     for feature in range(2):
         for step in (0.1, -0.1):
             with torch.no_grad():

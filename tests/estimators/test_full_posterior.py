@@ -371,8 +371,8 @@ def test_the_most_probable_choice_of_a_posterior_gives_no_likelihood(features):
     flow = LatentFlow([Layer(MADE(features, hidden=(8,)), posterior=posterior)], base).double()
     with torch.no_grad():
         flow.base.logits.fill_(math.log(0.1 / 0.9))  # which it keeps in float32
-        posterior.net.last.weight.copy_(40 * torch.eye(features))
-        posterior.net.last.bias.fill_(-20)
+        posterior.net.layers[-1].weight.copy_(40 * torch.eye(features))
+        posterior.net.layers[-1].bias.fill_(-20)
     x = all_states((2,) * features)
     reached = flow.run(x, draws="greedy", proposal="q").end.state
     assert not bool(reached.any())
@@ -419,5 +419,5 @@ def test_nothing_calls_the_most_probable_choice_of_a_posterior_a_likelihood():
     # what is called greedy is the generator's, and knows nothing of the posterior
     before = evaluate.greedy(flow, x).values
     with torch.no_grad():
-        posterior.net.last.weight.add_(1.0)
+        posterior.net.layers[-1].weight.add_(1.0)
     assert torch.equal(evaluate.greedy(flow, x).values, before)

@@ -44,7 +44,7 @@ def slope(estimator, flow: LatentFlow) -> float:
     """The expected gradient in the logit at x = 0, by quadrature."""
     at, weights = gauss((), 200)
     value = (weights * per_draw(estimator, flow, 0, at[:, None, None, None])).sum()
-    return float(gradient(value, [flow.layers[0].conditioner.net[-1].bias]))
+    return float(gradient(value, [flow.layers[0].conditioner.net.layers[-1].bias]))
 
 
 @pytest.mark.parametrize("kind", SOFT)
@@ -54,7 +54,9 @@ def test_at_depth_one_the_scale_is_wrong_and_the_sign_right(kind):
     flow = one_feature(-3.0)
     assert abs(slope(kind(tau=1.0), flow) + 0.0725) < 5e-5
     exact = -float(
-        gradient(Analytic()(flow, all_states((2,))[:1]).surrogate, [flow.layers[0].conditioner.net[-1].bias])
+        gradient(
+            Analytic()(flow, all_states((2,))[:1]).surrogate, [flow.layers[0].conditioner.net.layers[-1].bias]
+        )
     )
     assert abs(exact + 0.0452) < 5e-5
 

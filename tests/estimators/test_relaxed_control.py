@@ -164,7 +164,7 @@ def test_the_control_is_the_mean_square_of_the_gradient_in_the_logits(maker):
 
     one = estimator(flow, x[:1], draws=draws[:, :1])
     outputs = [
-        layer.conditioner.net[-1].bias for layer in flow.layers
+        layer.conditioner.net.layers[-1].bias for layer in flow.layers
     ]  # their slopes are those of the logits
     slopes = torch.autograd.grad(one.surrogate, outputs)
     torch.testing.assert_close(

@@ -6,7 +6,7 @@ import torch
 import xorflow as xf
 import zoo
 from enumeration import all_states, padded, sequential_sample
-from xorflow.flows.sampling import invert
+from xorflow.flows.layer import invert
 
 
 @pytest.mark.parametrize("name", zoo.names())
@@ -72,8 +72,8 @@ def test_what_never_converges_is_an_error(monkeypatch):
     monkeypatch.setattr("xorflow.flows.flow.check_normalised", lambda _: None)
     flow = xf.Flow([xf.Layer(xf.MADE(1, (), sees={"state": "up to"}))], xf.FactorisedBase(1))
     with torch.no_grad():
-        flow.layers[0].conditioner.net[-1].weight.fill_(2.0)
-        flow.layers[0].conditioner.net[-1].bias.fill_(-1.0)  # u = x: no x leads to y = 1
+        flow.layers[0].conditioner.net.layers[-1].weight.fill_(2.0)
+        flow.layers[0].conditioner.net.layers[-1].bias.fill_(-1.0)  # u = x: no x leads to y = 1
     with pytest.raises(AssertionError, match="converges"):
         invert(flow.layers, torch.ones(1, 1, dtype=torch.uint8), "greedy", None)
 

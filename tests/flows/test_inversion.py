@@ -10,7 +10,7 @@ import zoo
 from enumeration import draw_noise, sequential_sample
 from xorflow import LatentFlow, Layer
 from xorflow.flows import GREEDY, Draws, Flow
-from xorflow.flows.sampling import by_decoding, by_passes, invert_layer
+from xorflow.flows.layer import by_decoding, by_passes, invert_layer
 
 NAMES = zoo.names(lambda flow: not flow.is_chain)
 
@@ -59,7 +59,7 @@ def test_what_decoding_finds_is_confirmed_by_one_pass_and_mended_if_it_is_wrong(
         layer.conditioner.register_forward_hook(lambda *_: passes.append(1))
     expected = flow.sample_with(noise, context)
     assert len(passes) == flow.depth
-    monkeypatch.setattr("xorflow.flows.sampling.by_decoding", lambda layer, y, *_: torch.zeros_like(y))
+    monkeypatch.setattr("xorflow.flows.layer.by_decoding", lambda layer, y, *_: torch.zeros_like(y))
     assert torch.equal(flow.sample_with(noise, context), expected)
 
 

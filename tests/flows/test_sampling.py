@@ -10,7 +10,7 @@ import zoo
 from enumeration import all_states, draw_noise, enumerated, sequential_sample
 from xorflow import LatentFlow
 from xorflow.flows import Flow
-from xorflow.flows.sampling import by_passes
+from xorflow.flows.layer import by_passes
 
 NAMES = zoo.names()
 SAMPLES = 200_000
@@ -69,7 +69,7 @@ def test_blocks_of_any_size_give_the_same(name, size, monkeypatch):
     flow = zoo.make(name)
     noise, context = draw_noise(flow, 100, seed=6), zoo.rows_of_context(flow, 100)
     expected = flow.sample_with(noise, context)
-    monkeypatch.setattr("xorflow.flows.sampling._BLOCK_SIZE", size)
+    monkeypatch.setattr("xorflow.flows.layer._BLOCK_SIZE", size)
     assert torch.equal(flow.sample_with(noise, context), expected)
 
 
@@ -81,7 +81,7 @@ def follows_the_order(flow: LatentFlow) -> bool:
 @pytest.mark.parametrize("name", zoo.names(follows_the_order))
 def test_an_incremental_walk_leaves_nothing_to_the_full_pass(name, size, monkeypatch):
     """Each layer of a MADE takes the one pass that confirms: what the walk found was already right."""
-    monkeypatch.setattr("xorflow.flows.sampling._BLOCK_SIZE", size)
+    monkeypatch.setattr("xorflow.flows.layer._BLOCK_SIZE", size)
     flow = zoo.make(name)
     passes = count_passes(flow)
     flow.sample_with(draw_noise(flow, 100), zoo.rows_of_context(flow, 100))

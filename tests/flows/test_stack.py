@@ -113,11 +113,11 @@ MISFITS = {
     "categories": (lambda: LatentFlow([zoo.made(3, categories=3)], BASE), "categories differ"),
     "transform's categories": (
         lambda: Layer(MADE(3, (4,)), ModularShift([3, 3, 3])),
-        r"conditioner's categories must be those of its transform, 3 for each.*are 2.*categories=",
+        r"conditioner's categories must be those of its transform, \(3, 3.*are \(2.*categories=",
     ),
     "transform's choices": (
         lambda: Layer(MADE(2, (4,), categories=5), ModularAffine([5, 5])),
-        r"conditioner's choices must be those of its transform, 20.*are 5.*choices=",
+        r"conditioner's choices must be those of its transform, \(20.*are \(5.*choices=",
     ),
     "posterior": (
         lambda: Layer(MADE(2, (4,)), posterior=MLP(2, (4,), categories=3)),

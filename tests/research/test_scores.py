@@ -91,8 +91,8 @@ def test_the_argmax_of_a_posterior_can_be_the_floor_for_every_image() -> None:
     flow = make()
     copy = xf.MLP(FEATURES, hidden=())
     with torch.no_grad():
-        copy.net.last.weight.copy_(40 * torch.eye(FEATURES))
-        copy.net.last.bias.fill_(-20)
+        copy.net.layers[-1].weight.copy_(40 * torch.eye(FEATURES))
+        copy.net.layers[-1].bias.fill_(-20)
     flow = xf.LatentFlow([xf.Layer(flow.layers[0].conditioner, posterior=copy)], flow.base)
     floor = float(flow.base.floor())
     assert posterior_argmax(flow, rows()) == pytest.approx(floor, abs=1e-5)

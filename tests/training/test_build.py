@@ -307,4 +307,4 @@ def test_generators_begin_the_same_with_posteriors_and_without() -> None:
         for kind in ("mlp", "none")
     )
     for one, other in zip(with_.layers, without.layers, strict=True):
-        assert torch.equal(one.conditioner.net[0].weight, other.conditioner.net[0].weight)
+        assert torch.equal(one.conditioner.net.layers[0].weight, other.conditioner.net.layers[0].weight)

@@ -126,7 +126,7 @@ def test_a_coupling_begins_at_independent_features(digits: Path, mask: str, post
     flow, data = new_flow(options), build_data(options)
     for layer in flow.layers:  # what the networks see does not matter yet
         with torch.no_grad():
-            layer.conditioner.net.last.weight.zero_()  # pyright: ignore
+            layer.conditioner.net.layers[-1].weight.zero_()  # pyright: ignore
     assert data.test is not None
     bound = evaluate.importance(flow, data.test, samples=20, proposal="q").nll
     independent = independent_nll(data, data.test)

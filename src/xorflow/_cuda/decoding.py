@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from xorflow._cuda import devices
-from xorflow._cuda.capture import capturing
+from xorflow._cuda.devices import capturing
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from xorflow._cuda.capture import stream_of_thread
+from xorflow._cuda.devices import stream_of_thread
 from xorflow._cuda.steps import STEPS_A_LAUNCH, CapturedSteps, Training, trained_tensors, undone
 
 LOSS_TOLERANCE = 1e-3

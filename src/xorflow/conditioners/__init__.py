@@ -1,8 +1,8 @@
 """Networks from what a layer may see to the logits of its choice `u`."""
 
 from xorflow.conditioners.base import Conditioner, Dependence, Source
+from xorflow.conditioners.linear import MaskedLinear
 from xorflow.conditioners.made import MADE
-from xorflow.conditioners.masked import MaskedLinear
 from xorflow.conditioners.mlp import MLP, Coupling, Diagonal
 from xorflow.conditioners.orderings import coupling_mask, ranks, resolve_order
 from xorflow.conditioners.recurrent import Recurrent

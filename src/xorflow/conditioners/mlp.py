@@ -2,112 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from xorflow._states import NEVER, Alphabet
+from xorflow._states import NEVER
 from xorflow.conditioners.base import Conditioner, Source
-from xorflow.conditioners.embedding import Reader, Table, reset_beside, start_linear
-from xorflow.conditioners.masked import Linear, linear_layers, through
+from xorflow.conditioners.linear import Reader
+from xorflow.conditioners.made import Perceptron
 from xorflow.conditioners.orderings import coupling_mask
-from xorflow.errors import ModelError
 
 
-class Perceptron(nn.Module):
-    """Linear layers with ReLUs between them, the first of which reads states.
-
-    Args:
-        alphabets: of the sources that it reads.
-        context: how many numbers come with them.
-        sizes: widths of the hidden layers, and of the output.
-    """
-
-    def __init__(self, alphabets: Sequence[Alphabet], context: int, sizes: Sequence[int]) -> None:
-        super().__init__()
-        if min(sizes) < 1:
-            raise ModelError(f"layer widths are at least 1, and got {tuple(sizes)}")
-        self.reader = Reader(alphabets, context)
-        layers: list[nn.Module] = []
-        for width_in, width_out in itertools.pairwise([self.reader.dense, *sizes]):
-            layers += [Linear(width_in, width_out), nn.ReLU()]
-        self.layers = nn.Sequential(*layers[:-1])
-        self.table = Table(self.reader, sizes[0]) if self.reader.rows else None
-        reset_beside(self.table, self.layers[0])
-
-    @property
-    def linear(self) -> list[Linear]:
-        return linear_layers(self.layers)
-
-    @property
-    def last(self) -> Linear:
-        return self.linear[-1]
-
-    def forward(self, states: Sequence[Tensor], context: Tensor | None) -> Tensor:
-        layers = self.linear
-        reading = self.reader(states, context, layers[-1].bias.dtype)
-        return through(layers, reading.dense, None if self.table is None else self.table(reading))
-
-
-class FeedForward(Conditioner):
-    """What networks of linear layers and ReLUs share: direct connections from the input to the output, and where they begin.
-
-    Attributes:
-        reader: of the first layer, and of direct connections.
-        skip: direct connections of bits and context, or None.
-        skip_table: those of categories, or None.
-    """
-
-    hidden: tuple[int, ...]
-    reader: Reader
-    skip: nn.Linear | None
-    skip_table: Table | None
-
-    @property
-    @abstractmethod
-    def stack(self) -> tuple[list[Linear], Table | None]:
-        """Its layers, and the table beside the first one."""
-
-    def arranged(self, logits: Tensor) -> Tensor:
-        """Packed logits as the last layer gives them."""
-        return logits
-
-    @property
-    def direct(self) -> bool:
-        """Whether there are direct connections."""
-        return self.skip is not None or self.skip_table is not None
-
-    def outputs(self, states: Sequence[Tensor], context: Tensor | None) -> Tensor:
-        """What the last layer and direct connections give."""
-        layers, table = self.stack
-        reading = self.reader(states, context, layers[-1].bias.dtype)
-        out = through(layers, reading.dense, None if table is None else table(reading))
-        if self.skip is not None:
-            out = out + self.skip(reading.dense)
-        return out if self.skip_table is None else out + self.skip_table(reading)
-
-    @torch.no_grad()
-    def start_at(self, logits: Tensor) -> None:
-        bias = self.stack[0][-1].bias
-        bias.copy_(self.arranged(logits.to(bias)))
-
-    @torch.no_grad()
-    def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
-        """Begin near a linear map of a source, (its `flat`, that of the choices), as far as there is a linear path."""
-        layers, table = self.stack
-        number, slope = list(self.sees).index(source), self.arranged(slope)
-        if not self.hidden:
-            start_linear(self.reader, number, slope, layers[0], table)
-        elif self.direct:
-            start_linear(self.reader, number, slope, self.skip, self.skip_table)
-        self.start_at(level)
-
-
-class MLP(FeedForward):
+class MLP(Conditioner):
     """A perceptron that sees all of its inputs: for posteriors, which may see anything.
 
     Args:
@@ -139,24 +47,24 @@ class MLP(FeedForward):
             order=None,
             context=context,
         )
-        self.hidden = tuple(hidden)
-        alphabets = [self.alphabet(source) for source in self.sees]
-        self.net = Perceptron(alphabets, context, [*self.hidden, self.choices.flat])
-        reader, skips = self.net.reader, direct and bool(self.hidden)
-        self.reader = reader
-        self.skip = nn.Linear(reader.dense, self.choices.flat, bias=False) if skips and reader.dense else None
-        self.skip_table = Table(reader, self.choices.flat) if skips and reader.rows else None
-        reset_beside(self.skip_table, self.skip)
-
-    @property
-    def stack(self) -> tuple[list[Linear], Table | None]:
-        return self.net.linear, self.net.table
+        self.hidden, self.direct = tuple(hidden), direct and bool(hidden)
+        reader = Reader([self.alphabet(source) for source in self.sees], context)
+        self.net = Perceptron(reader, self.hidden, self.choices.flat, direct=self.direct)
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"sees": [str(source) for source in self.sees]}
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
-        return self.outputs(*self.states_of(inputs, context))
+        return self.net(*self.states_of(inputs, context))
+
+    @torch.no_grad()
+    def start_at(self, logits: Tensor) -> None:
+        self.net.bias.copy_(logits)
+
+    def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
+        """Begin near a linear map of a source, (its `flat`, that of the choices), as far as there is a linear path."""
+        self.net.start_linear(list(self.sees).index(source), slope)
+        self.start_at(level)
 
 
 class Diagonal(Conditioner):
@@ -293,8 +201,7 @@ class Coupling(Conditioner):
         self.register_buffer("seen_logits", self.states.positions(seen), persistent=False)
         self.register_buffer("moved_logits", self.choices.positions(moved), persistent=False)
         self.register_buffer("identity", identity, persistent=False)
-        widths = [*self.hidden, len(self.moved_logits)]
-        self.net = Perceptron([self.states.of(seen)], context, widths)
+        self.net = Perceptron(Reader([self.states.of(seen)], context), self.hidden, len(self.moved_logits))
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
         (state,), context = self.states_of(inputs, context)
@@ -305,5 +212,4 @@ class Coupling(Conditioner):
 
     @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:
-        bias = self.net.last.bias
-        bias.copy_(logits.to(bias)[self.moved_logits])
+        self.net.bias.copy_(logits[self.moved_logits.to(logits.device)])

@@ -14,7 +14,7 @@ from xorflow._cuda import decoding
 from xorflow._cuda.decoding import Capturable
 from xorflow._states import Alphabet
 from xorflow.conditioners.base import Conditioner, Dependence, Source
-from xorflow.conditioners.embedding import bag
+from xorflow.conditioners.linear import bag
 from xorflow.conditioners.orderings import Order, image_shape
 from xorflow.conditioners.receptive_field import checked_skipped, coordinates, receptive_fields
 from xorflow.errors import ModelError

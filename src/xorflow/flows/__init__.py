@@ -5,9 +5,8 @@ from xorflow.flows.conditionals import Conditionals, Steps
 from xorflow.flows.flow import Flow, LatentFlow, Stack
 from xorflow.flows.layer import Known, Layer, Point, Trace
 from xorflow.flows.mixture import Mixture
-from xorflow.flows.model import Model, ModelDistribution
+from xorflow.flows.model import Model, ModelDistribution, SampleNoise
 from xorflow.flows.rebase import refit_base, with_base
-from xorflow.flows.sampling import SampleNoise
 
 __all__ = [
     "GREEDY",

@@ -14,9 +14,8 @@ from xorflow.errors import Intractable, ModelError
 from xorflow.flows import likelihood
 from xorflow.flows.choices import GREEDY, Choices, Draws
 from xorflow.flows.conditionals import Conditionals, DeterministicConditionals, LatentConditionals
-from xorflow.flows.layer import Known, Layer, LayerList, Point, Proposal, Trace
-from xorflow.flows.model import Model
-from xorflow.flows.sampling import SampleNoise, invert
+from xorflow.flows.layer import Known, Layer, LayerList, Point, Proposal, Trace, invert
+from xorflow.flows.model import Model, SampleNoise
 from xorflow.flows.validity import check_fit, check_normalised, is_chain
 
 

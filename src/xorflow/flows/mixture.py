@@ -11,8 +11,7 @@ from xorflow.errors import Intractable, ModelError
 from xorflow.flows.conditionals import Conditionals, MixedConditionals
 from xorflow.flows.flow import Flow, LatentFlow
 from xorflow.flows.layer import Known, Layer, Point
-from xorflow.flows.model import Model
-from xorflow.flows.sampling import SampleNoise
+from xorflow.flows.model import Model, SampleNoise
 
 Component = Flow | LatentFlow
 

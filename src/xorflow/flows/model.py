@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -20,9 +21,17 @@ from xorflow.flows.layer import Known
 if TYPE_CHECKING:
     from xorflow.flows.conditionals import Conditionals
     from xorflow.flows.flow import Stack
-    from xorflow.flows.sampling import SampleNoise
 
 _ROWS_AT_A_TIME = 4096
+
+
+@dataclass(frozen=True)
+class SampleNoise:
+    """The uniforms that samples are a function of: `base` (N, D), `layers` (N, L, D) and, of a mixture, `component` (N,)."""
+
+    base: Tensor
+    layers: Tensor
+    component: Tensor | None = None
 
 
 class Model(nn.Module, ABC):

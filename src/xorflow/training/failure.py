@@ -59,8 +59,8 @@ def where_not_finite(weights: Mapping[str, Tensor], flow: LatentFlow | Mixture, 
 def _with_layer(name: str) -> str:
     """The name of a parameter and, if it is of a layer, which one, as people count.
 
-    >>> _with_layer("layers.1.conditioner.net.0.weight")
-    'layers.1.conditioner.net.0.weight, in layer 2'
+    >>> _with_layer("layers.1.conditioner.net.layers.0.weight")
+    'layers.1.conditioner.net.layers.0.weight, in layer 2'
     """
     layer = re.match(r"(?:.*?\.)?layers\.(\d+)\.", name)
     return name if layer is None else f"{name}, in layer {int(layer[1]) + 1}"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from xorflow._cuda import devices
 from xorflow._cuda.steps import FusedAdam
 from xorflow.conditioners import MaskedLinear
-from xorflow.conditioners.embedding import Table
+from xorflow.conditioners.linear import Table
 from xorflow.conditioners.transformer import AttentionBlock
 from xorflow.training.config import Options
 
