@@ -114,3 +114,8 @@ def test_a_line_repeats_little_of_what_came(came: str, shown: int) -> None:
 
 def test_a_line_holds_nothing_that_a_terminal_obeys() -> None:
     assert in_one_line("a\nb\x1b[31m\x00\udcff") == "a b\\x1b[31m\\x00\\udcff"
+
+
+def test_our_own_words_between_two_short_values_are_not_cut() -> None:
+    ours = "is a rule that takes a whole line and more to say, " * 6
+    assert in_one_line(f"run 'wide': {ours}in run 'deep' too") == f"run 'wide': {ours}in run 'deep' too"

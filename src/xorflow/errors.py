@@ -12,7 +12,8 @@ _MOST = 200
 _LONGEST = 2000
 """So many characters a line has at most, however many things it names."""
 
-_LONG = re.compile(rf"'[^']{{{_MOST},}}'|\"[^\"]{{{_MOST},}}\"|\S{{{_MOST},}}")
+# a quote that ends a word opens none: what stands between two short values is ours
+_LONG = re.compile(rf"(?<!\w)'[^']{{{_MOST},}}'|(?<!\w)\"[^\"]{{{_MOST},}}\"|\S{{{_MOST},}}")
 
 
 def in_one_line(message: str) -> str:

@@ -62,7 +62,7 @@ def _with_layer(name: str) -> str:
     >>> _with_layer("layers.1.conditioner.net.layers.0.weight")
     'layers.1.conditioner.net.layers.0.weight, in layer 2'
     """
-    layer = re.match(r"(?:.*?\.)?layers\.(\d+)\.", name)
+    layer = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
     return name if layer is None else f"{name}, in layer {int(layer[1]) + 1}"
 
 
