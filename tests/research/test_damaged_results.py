@@ -110,7 +110,7 @@ WORK = [
     (text("config.json", '{"version": 99}'), "config.json has version 99, this xorflow reads version 4"),
     (edit_config(estimator=3), "config.json: estimator is a text; got 3"),
     (edit_config(model={}), "config.json: the model in this configuration is not one that this version can build"),
-    (edit_config(data_format={"shape": 3}), "config.json is damaged: its shape is 3, and its model has 64 features; restore it"),
+    (edit_config(data_format={"shape": 3}), "config.json is damaged: its shape is 3, and its model has 64 features"),
     (lambda folder: (folder / "config.json").unlink(), "is no folder of a run: it has no config.json"),
     (a_file_instead, "is to be a folder, and is a file; remove it, and the run is made"),
     (text("metrics.jsonl", "{"), "metrics.jsonl is damaged: its last record is to be of epoch 2"),
