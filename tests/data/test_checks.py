@@ -74,10 +74,10 @@ def test_floats_are_taken_or_refused_never_rounded(x: np.ndarray) -> None:
     [
         ([[0, 1, 4]], r"0\.\.K-1: row 0, feature 2 \(both from 0\) holds 4 where K = 4, so 0\.\.3"),
         ([[0, 1, 2], [0, -1, 2]], "row 1, feature 1 .* holds -1 where K = 2"),
-        ([[0, 1, 2.5]], r"integers: row 0, feature 2 .* holds 2\.5"),
+        ([[0, 1, 2.5]], r"integers.*: row 0, feature 2 .* holds 2\.5"),
         ([[0, float("nan"), 2]], "no NaN: row 0, feature 1"),
-        ([[0, float("inf"), 2]], "integers: row 0, feature 1 .* holds inf"),
-        ([[0, 1e300, 2]], "holds 1000.* where K = 2"),
+        ([[0, float("inf"), 2]], "integers.*: row 0, feature 1 .* holds inf"),
+        ([[0, 1e300, 2]], r"up to 2\^53: .* holds 1e\+300"),
         ([[-float("inf"), 1, 2]], "holds -inf"),
         ([0, 1, 9], "feature 2 holds 9"),
         (torch.full((2, 2, 3), 7), r"index \(0, 0\), feature 0 holds 7"),

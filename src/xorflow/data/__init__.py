@@ -4,14 +4,11 @@ A `Dataset` has up to three splits (`Split`), lives on one device, and hands out
 the integers 0..K_d - 1 of each feature d; a `Codec` remembers what they stood for in a CSV file.
 """
 
-from xorflow.data.binarisation import binarise
 from xorflow.data.bundled import mnist
 from xorflow.data.checks import validate
-from xorflow.data.codec import Codec
-from xorflow.data.datasets import Dataset
-from xorflow.data.loading import load
-from xorflow.data.rows import load_rows, write_rows
-from xorflow.data.splits import Batch, Split
+from xorflow.data.dataset import Batch, Dataset, Split, binarise
+from xorflow.data.files import load, load_rows, write_rows
+from xorflow.data.table import Codec
 
 __all__ = [
     "Batch",

@@ -5,14 +5,16 @@ import os
 import re
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from xorflow._files import require_plain
-from xorflow.data.checks import to_tensor, whole
+from xorflow.data.checks import LIMIT, constant, require_in_range, stated, to_tensor, whole
 from xorflow.errors import DataError
 
 READABLE = (".npy", ".npz", ".csv")
@@ -122,6 +124,20 @@ def single_array(arrays: dict[str, np.ndarray], path: Path) -> np.ndarray:
     return next(iter(arrays.values()))
 
 
+def read_parts(path: Path) -> tuple[dict[str, Tensor], tuple[int, ...] | None]:
+    """The arrays 'train', 'validation' and 'test' of a .npz file, or one as 'x'; and the shape of a row that is no vector."""
+    arrays = read_arrays(path)
+    if "train" not in arrays:
+        arrays = {"x": single_array(arrays, path)}
+    elif extra := sorted(set(arrays) - {"train", "validation", "test"}):
+        raise DataError(f"beside 'train', {path} may hold 'validation' and 'test', got {', '.join(extra)}")
+    shapes = {name: array.shape[1:] for name, array in arrays.items()}
+    if len(set(shapes.values())) > 1:
+        raise DataError(f"all arrays of {path} must have rows of one shape, got {shapes}")
+    rows = {name: as_rows(array, f"array {name!r} of {path}") for name, array in arrays.items()}
+    return {name: values for name, (values, _) in rows.items()}, next(iter(rows.values()))[1]
+
+
 def as_rows(array: np.ndarray, label: str) -> tuple[Tensor, tuple[int, ...] | None]:
     """Integers (N, D), and the shape (H, W) of one row where the array had three axes, as images do."""
     if array.ndim < 2:
@@ -140,3 +156,28 @@ def as_rows(array: np.ndarray, label: str) -> tuple[Tensor, tuple[int, ...] | No
         raise DataError(f"{label} must have at least one row and one feature, got shape {array.shape}")
     values = whole(to_tensor(array)).reshape(len(array), -1)
     return values, array.shape[1:] if array.ndim > 2 else None
+
+
+def array_categories(arrays: dict[str, Tensor], explicit: int | Sequence[int] | None) -> tuple[int, ...]:
+    """K_d as stated, after a check that the data obeys it, or else the maximum over all arrays + 1."""
+    ends = [torch.aminmax(array, dim=0) for array in arrays.values()]
+    low = torch.stack([end.min.to(torch.int64) for end in ends]).amin(0)  # (D,)
+    high = torch.stack([end.max.to(torch.int64) for end in ends]).amax(0)  # (D,)
+    if explicit is not None:
+        categories = stated(explicit, len(low))
+        for array in arrays.values():
+            require_in_range(array, categories)
+        return categories
+    if int(low.min()) < 0:
+        d = int(low.argmin())
+        raise DataError(f"categories count from 0, but feature {d} holds {int(low[d])}; re-code it as 0..K-1")
+    same = (low == high).nonzero()[:, 0].tolist()
+    if same:
+        raise constant(len(same), len(low), f"feature {same[0]} (from 0)", int(low[same[0]]))
+    if int(high.max()) >= LIMIT:
+        d = int(high.argmax())
+        raise DataError(
+            f"feature {d} reaches {int(high[d])}, which would make more than {LIMIT} categories"
+            "; re-code it as 0..K-1, or state categories="
+        )
+    return tuple((high + 1).tolist())

@@ -5,19 +5,16 @@ The images are by Yann LeCun, Corinna Cortes and Christopher J. C. Burges, under
 
 import gzip
 import hashlib
-import struct
 import zlib
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from xorflow.data.binarisation import TEST, VALIDATION
-from xorflow.data.datasets import Dataset
-from xorflow.data.splits import Split
+from xorflow.data.dataset import TEST, VALIDATION, Dataset, Split
 from xorflow.errors import DataError
 
 SHA256 = {
@@ -26,7 +23,7 @@ SHA256 = {
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
-"""SHA-256 of the four files once decompressed."""
+"""SHA-256 of the four files once decompressed: idx files of bytes, four bytes of which say how many sizes follow."""
 
 ROWS = 60_000
 SIDE = 28
@@ -53,11 +50,10 @@ def mnist(
     train = _split(source, "train", labels=context is not None)
     test = _split(source, "t10k", labels=context is not None)
     cut = ROWS - validation
-    held_out = _tail(train, cut).frozen(seed, VALIDATION) if validation else None
     return Dataset(
         name="mnist",
-        train=train.subset(cut),
-        validation=held_out,
+        train=train[:cut],
+        validation=train[cut:].frozen(seed, VALIDATION) if validation else None,
         test=test.frozen(seed, TEST),
         categories=(2,) * SIDE**2,
         shape=(SIDE, SIDE),
@@ -66,19 +62,14 @@ def mnist(
 
 
 def _split(source: Traversable, part: str, labels: bool) -> Split:
-    images = torch.from_numpy(_read(source, f"{part}-images-idx3-ubyte").reshape(-1, SIDE**2))
-    if not labels:
-        return Split(images, stochastic=True)
-    digits = torch.from_numpy(_read(source, f"{part}-labels-idx1-ubyte")).to(torch.int64)
-    return Split(images, torch.nn.functional.one_hot(digits, 10).to(torch.float32), stochastic=True)
+    images = _read(source, f"{part}-images-idx3-ubyte").reshape(-1, SIDE**2)
+    digits = _read(source, f"{part}-labels-idx1-ubyte").to(torch.int64) if labels else None
+    context = None if digits is None else torch.nn.functional.one_hot(digits, 10).to(torch.float32)
+    return Split(images, context, stochastic=True)
 
 
-def _tail(split: Split, start: int) -> Split:
-    context = None if split.context is None else split.context[start:]
-    return Split(split.values[start:], context, stochastic=True)
-
-
-def _read(source: Traversable, name: str) -> np.ndarray:
+def _read(source: Traversable, name: str) -> Tensor:
+    """The bytes of a file below its header; who has the digest has the sizes, too."""
     file = source / f"{name}.gz"
     try:
         raw = gzip.decompress(file.read_bytes())
@@ -88,28 +79,10 @@ def _read(source: Traversable, name: str) -> np.ndarray:
         ) from None
     except (EOFError, OSError, zlib.error) as error:
         raise DataError(f"{file} is truncated or damaged ({error}); fetch it again or re-install") from None
-    array = parse_idx(raw, str(file))
     digest = hashlib.sha256(raw).hexdigest()
     if digest != SHA256[name]:
         raise DataError(
             f"the content of {file} is not MNIST's: its SHA-256 is {digest}, expected {SHA256[name]}"
             "; fetch it again or re-install"
         )
-    return array
-
-
-def parse_idx(raw: bytes, name: str) -> np.ndarray:
-    """The array in an idx file of unsigned bytes: 0, 0, type 8, ndim, big-endian sizes, then the values."""
-    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
-        raise DataError(f"{name} is no idx file of bytes: it begins with {raw[:4].hex(' ') or 'nothing'}")
-    ndim = raw[3]
-    start = 4 + 4 * ndim
-    if len(raw) < start:
-        raise DataError(f"{name} ends within its header of {start} bytes; fetch it again")
-    shape = struct.unpack(f">{ndim}I", raw[4:start])
-    expected = start + int(np.prod(shape, dtype=object))
-    if len(raw) != expected:
-        raise DataError(
-            f"{name} states the sizes {shape}, {expected} bytes, but has {len(raw)}; fetch it again"
-        )
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()  # torch wants writable memory
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8, offset=4 + 4 * raw[3])

@@ -1,17 +1,24 @@
-"""One part of a data set on one device, and the batches that it hands out."""
+"""A data set: up to three parts that agree, what must be known to build a model for them, and the batches they hand out."""
+
+from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from xorflow._cuda import devices, kernels
-from xorflow.data.binarisation import TRAIN, binarise
+from xorflow._math import philox_words
+from xorflow.data.table import Codec
 from xorflow.errors import DataError
+
+TRAIN, VALIDATION, TEST, ORDER = 0, 1, 2, 3
+"""Streams of one seed: the three splits of a data set, and the order in which rows are split."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +49,7 @@ class Split:
         v, c = self.values, self.context
         allowed = (torch.uint8,) if self.stochastic else (torch.uint8, torch.int64)
         if v.ndim != 2 or v.dtype not in allowed:
-            names = " or ".join(str(a) for a in allowed)
+            names = " or ".join(map(str, allowed))
             raise DataError(f"a split holds (N, D) values of {names}, got {tuple(v.shape)} of {v.dtype}")
         if v.numel() == 0:
             raise DataError(f"a split needs at least one row and one feature, got shape {tuple(v.shape)}")
@@ -58,6 +65,10 @@ class Split:
     @property
     def features(self) -> int:
         return self.values.shape[1]
+
+    @property
+    def context_features(self) -> int:
+        return 0 if self.context is None else self.context.shape[1]
 
     @property
     def device(self) -> torch.device:
@@ -79,19 +90,19 @@ class Split:
         `noise` (B, D) are the uniforms in [0, 1), float32 or wider, that binarise a stochastic split; without
         them `generator` draws some. A split of fixed values ignores both.
         """
+        rows = self.values.index_select(0, indices)
         context = None if self.context is None else self.context.index_select(0, indices)
         if not self.stochastic:
-            return Batch(self.values.index_select(0, indices), context)
-        shape = (len(indices), self.features)
+            return Batch(rows, context)
         if noise is None:
-            noise = self.draw_noise(len(indices), generator)
-        elif noise.shape != shape or noise.dtype not in (torch.float32, torch.float64):
+            self._check_generator(generator)
+            noise = torch.rand(rows.shape, generator=generator, device=self.device)
+        elif noise.shape != rows.shape or noise.dtype not in (torch.float32, torch.float64):
             # Half precision has 256 to 2048 levels: far too few for probabilities in steps of 1 / 255.
             raise DataError(
-                f"noise must be float32 or float64 of shape {shape}, "
+                f"noise must be float32 or float64 of shape {tuple(rows.shape)}, "
                 f"got {tuple(noise.shape)} of {noise.dtype}"
             )
-        rows = self.values.index_select(0, indices)
         return Batch((noise * 255 < rows).to(torch.uint8), context)
 
     def probabilities(self, indices: Tensor) -> Tensor:
@@ -101,11 +112,6 @@ class Split:
                 "a split of fixed values draws nothing: probabilities are of grey values, which are binarised"
             )
         return self.values.index_select(0, indices).to(torch.float32) / 255
-
-    def draw_noise(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
-        """The uniforms (rows, D) that `gather` binarises a stochastic split with, if it is given none."""
-        self._check_generator(generator)
-        return torch.rand((rows, self.features), generator=generator, device=self.device)
 
     def batch(self, size: int, generator: torch.Generator | None = None) -> Batch:
         """`size` random rows, without replacement."""
@@ -122,12 +128,10 @@ class Split:
             )
         if size < 1:
             raise DataError(f"a batch has at least one row, got size {size}")
-        if self.context is None:
-            return (Batch(x) for x in self.values.split(size))
-        pairs = zip(self.values.split(size), self.context.split(size), strict=True)
-        return (Batch(x, context) for x, context in pairs)
+        parts = (self[first : first + size] for first in range(0, len(self), size))
+        return (Batch(part.values, part.context) for part in parts)
 
-    def frozen(self, seed: int, stream: int = TRAIN) -> "Split":
+    def frozen(self, seed: int, stream: int = TRAIN) -> Split:
         """The split binarised once by `binarise`; a split of fixed values is returned as it is."""
         if not self.stochastic:
             return self
@@ -136,18 +140,20 @@ class Split:
         values = torch.from_numpy(binarise(self.values.cpu().numpy(), seed, stream))
         return Split(values.to(self.device), self.context)
 
-    def to(self, device: torch.device | str) -> "Split":
+    def to(self, device: torch.device | str) -> Split:
         context = None if self.context is None else self.context.to(device)
         values = self.values.to(device)
         there = values is self.values and context is self.context
-        return self if there else replace(self, values=values, context=context)
+        return self if there else Split(values, context, self.stochastic)
 
-    def subset(self, n: int) -> "Split":
+    def subset(self, n: int) -> Split:
         """The first `n` rows."""
         self._check_count(n, "a subset")
-        return replace(
-            self, values=self.values[:n], context=None if self.context is None else self.context[:n]
-        )
+        return self[:n]
+
+    def __getitem__(self, rows: slice) -> Split:
+        """Consecutive rows, which share memory with these."""
+        return Split(self.values[rows], None if self.context is None else self.context[rows], self.stochastic)
 
     def _check_count(self, n: int, what: str) -> None:
         if not 1 <= n <= len(self):
@@ -159,3 +165,93 @@ class Split:
                 f"the generator draws on {generator.device} but the split lives on {self.device}"
                 f"; build it with torch.Generator({self.device.type!r})"
             )
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Train, validation and test rows over the categories 0..K_d - 1 of each feature d.
+
+    >>> from xorflow.data import Dataset, Split
+    >>> rows = torch.tensor([[0, 2], [1, 0]], dtype=torch.uint8)
+    >>> Dataset("two rows", Split(rows), None, None, categories=(2, 3)).features
+    2
+    """
+
+    name: str
+    train: Split
+    validation: Split | None
+    test: Split | None
+    categories: tuple[int, ...]  # K_d
+    shape: tuple[int, ...] | None = None
+    codec: Codec | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if any(k < 2 for k in self.categories):
+            raise DataError(f"every feature needs at least two categories, got {min(self.categories)}")
+        for name, split in self.parts.items():
+            if split.features != self.features:
+                raise DataError(
+                    f"all splits must have D = {self.features} features, but {name} has {split.features}"
+                )
+            if split.context_features != self.context_features:
+                raise DataError(
+                    f"all splits must have the same context, but train has {self.context_features} "
+                    f"context features and {name} has {split.context_features}"
+                )
+
+    @property
+    def parts(self) -> dict[str, Split]:
+        """The splits that exist, by name."""
+        named = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: split for name, split in named.items() if split is not None}
+
+    @property
+    def features(self) -> int:
+        return len(self.categories)
+
+    @property
+    def context_features(self) -> int:
+        return self.train.context_features
+
+    def to(self, device: torch.device | str) -> Dataset:
+        return replace(self, **{name: split.to(device) for name, split in self.parts.items()})
+
+    def describe(self) -> dict[str, Any]:
+        """What a results file must say about its data; plain JSON values."""
+        same = len(set(self.categories)) == 1
+        drawn = (
+            "stochastic, x = 1 with probability intensity / 255: drawn afresh for every training batch, "
+            f"validation and test drawn once with Philox4x64, seed {self.seed}, streams 1 and 2"
+        )
+        return {
+            "name": self.name,
+            "sizes": {name: len(split) for name, split in self.parts.items()},
+            "features": self.features,
+            "categories": self.categories[0] if same else list(self.categories),
+            "shape": None if self.shape is None else list(self.shape),
+            "seed": self.seed,
+            "sha256": {name: split.sha256 for name, split in self.parts.items() if name != "train"},
+            "binarisation": drawn if self.train.stochastic else "none: the values are categories",
+            "context": None if self.context_features == 0 else {"features": self.context_features},
+        }
+
+
+def binarise(intensities: np.ndarray, seed: int, stream: int) -> np.ndarray:
+    """Binarise grey values v in 0..255 once: x = 1 with probability v / 255, to within 2^-32.
+
+    Pixels in row-major order take 32-bit halves of the raw words, the low half first, so that the first rows
+    do not depend on how many follow. The streams in use are train = 0, validation = 1, test = 2.
+
+    >>> binarise(np.array([0, 64, 128, 192, 255], dtype=np.uint8), seed=0, stream=2)
+    array([0, 0, 0, 1, 1], dtype=uint8)
+    """
+    if intensities.dtype != np.uint8:
+        raise DataError(
+            f"binarisation takes uint8 intensities 0..255, got {intensities.dtype}; convert first"
+        )
+    halves = philox_words(seed, stream, 0, intensities.size).reshape(intensities.shape)
+    # The byte v repeated four times is v (2^32 - 1) / 255 exactly, so r <= limit has (limit + 1) / 2^32 for
+    # its probability: v / 255 + (1 - v / 255) / 2^32. Zero is excluded by hand, and 255 admits every r.
+    limits = intensities.astype(np.uint32) * np.uint32(0x01010101)
+    return ((halves <= limits) & (intensities > 0)).astype(np.uint8)
