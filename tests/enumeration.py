@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import zoo
+from xorflow import FactorisedBase
 from xorflow._states import Alphabet
 from xorflow.conditioners import MADE, Conditioner
 from xorflow.flows import Flow, LatentFlow, Point, SampleNoise
@@ -86,6 +87,14 @@ def base_table_lookup(flow: LatentFlow | Flow, y: Tensor) -> Tensor:
     """log p_d(y_d) for integers y (..., D)."""
     tables = [flow.base.log_probs_of(d) for d in range(flow.features)]
     return torch.stack([table[y[..., d].long()] for d, table in enumerate(tables)], -1)
+
+
+def base_of(logits: Tensor) -> FactorisedBase:
+    """A base with these log-odds, also where they are no parameter."""
+    base = FactorisedBase(logits.shape[-1])
+    del base.logits
+    base.logits = logits
+    return base
 
 
 def probabilities(choices: Choices) -> Tensor:

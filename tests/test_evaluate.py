@@ -31,7 +31,7 @@ from xorflow._states import Layout
 from xorflow.conditioners import Conditioner, Source
 from xorflow.data import Split
 from xorflow.evaluate import _IMPORTANCE_STREAM, _log_weights, bytes_of_a_draw, rows_at_a_time
-from xorflow.flows.likelihood import outcomes
+from xorflow.flows.choices import outcomes
 
 SMALL = ["D2", "K3 posterior", "D3 posterior", "D2 depth 3", "D3 depth 2 posterior", "chain posterior",
          "coupling D2", "K 3, 1, 2 own", "D2 depth 2 context", "affine K3 posterior"]  # fmt: skip

@@ -24,7 +24,7 @@ from expectations import (
 from noise import expected_over, gauss, local
 from xorflow import ConfigError, FactorisedBase, LatentFlow, ModelError
 from xorflow.estimators import Analytic, Concrete, ReinMax, StraightThroughGumbel
-from xorflow.flows.likelihood import outcomes
+from xorflow.flows.choices import outcomes
 
 SOFT = [Concrete, StraightThroughGumbel]
 THROUGH = zoo.names(lambda flow: few(1)(flow) and not any(layer.autoregressive_in_u for layer in flow.layers))

@@ -10,7 +10,7 @@ from xorflow import LatentFlow, ModelError
 from xorflow.estimators import StraightThrough, relaxed_states
 from xorflow.estimators.relaxed_states import RelaxedPoint, corners
 from xorflow.flows import GREEDY
-from xorflow.flows.likelihood import outcomes
+from xorflow.flows.choices import outcomes
 
 CLOSED = zoo.names(zoo.closed_form)
 BINARY = [name for name in CLOSED if zoo.binary(zoo.make(name))]

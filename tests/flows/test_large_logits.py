@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from xorflow import MADE, FactorisedBase, LatentFlow, Layer
+from enumeration import base_of
+from xorflow import MADE, FactorisedBase, LatentFlow, Layer, Xor
 from xorflow._math import enumerate_states
 from xorflow._states import Alphabet, Layout
+from xorflow.conditioners import Conditioner
 from xorflow.flows import Choices
-from xorflow.flows.likelihood import expected_total, marginal_by_feature
+from xorflow.flows.choices import log_marginal
 
 SIZES = [0.0, 0.5, 3.0, 20.0, 1e3, 1e4, 1e6, math.inf]
 LOGITS = torch.tensor([sign * size for size in SIZES for sign in (-1.0, 1.0)])
@@ -27,29 +29,39 @@ def bits(logits: Tensor) -> Choices:
     return Choices(logits, Layout(Alphabet([2] * logits.shape[-1])))
 
 
+class Given(Conditioner):
+    """Logits that are given, and see nothing."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__(len(logits), sees={})
+        self.logits = logits
+
+    def forward(self, inputs, context=None):
+        return self.logits
+
+    def start_at(self, logits):
+        raise NotImplementedError
+
+
 def mixed(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
-    """`marginal_by_feature` of each feature, by the choices' mixture."""
+    """By the choices' mixture of what each leads to."""
     zero, one = (-bases).sigmoid().log(), bases.sigmoid().log()
     outcomes = torch.stack((torch.lerp(zero, one, x), torch.lerp(one, zero, x)), -1)
     return bits(logits).log_mixture([outcomes])
 
 
-def total(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
-    return torch.cat(
-        [
-            marginal_by_feature(logits[i, None, None], x[i, None, None], bases[i, None]).sum(-1)
-            for i in range(len(x))
-        ]
-    )
+def summed_out(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
+    return log_marginal(bits(logits), Xor(len(x)), base_of(bases), x)
 
 
 def expected(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
-    return torch.cat(
-        [expected_total(logits[i, None, None], x[i, None, None], bases[i, None]) for i in range(len(x))]
-    )
+    """Where each target is certain."""
+    flows = [LatentFlow([Layer(Given(logits[i, None]))], base_of(bases[i, None])) for i in range(len(x))]
+    rows = x[:, None, None]
+    return torch.cat([flow.expected_log_marginal(row, row) for flow, row in zip(flows, rows, strict=True)])
 
 
-WAYS = pytest.mark.parametrize("marginal", [mixed, total, expected])
+WAYS = pytest.mark.parametrize("marginal", [mixed, summed_out, expected])
 
 
 def exact(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:

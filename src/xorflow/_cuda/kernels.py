@@ -1,7 +1,7 @@
 """CUDA kernels, written in Triton, for what PyTorch would do in many small launches.
 
 Each has a plain counterpart elsewhere, which serves every other device and is its reference: the marginal of binary choices
-(`flows.likelihood`), incremental decoding of a MADE (`conditioners.made`), numpy's Philox (`_math`). Triton comes with
+(`flows.choices`), incremental decoding of a MADE (`conditioners.made`), numpy's Philox (`_math`). Triton comes with
 PyTorch's CUDA builds; nothing here is imported without it.
 """
 

@@ -16,8 +16,7 @@ from xorflow.estimators.baselines import Baseline, Signal, Standardise
 from xorflow.estimators.descendants import Descendants, FeatureSum, structure, weighted_score
 from xorflow.estimators.sampled_objective import SampledObjective
 from xorflow.flows import Choices, LatentFlow, Layer
-from xorflow.flows.choices import GREEDY, Draws
-from xorflow.flows.likelihood import outcomes
+from xorflow.flows.choices import GREEDY, Draws, outcomes
 
 Divergence = Literal["analytic", "suffix", "printed", "vanilla"]
 _DIVERGENCES = ("analytic", "suffix", "printed", "vanilla")

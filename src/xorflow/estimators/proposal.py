@@ -12,8 +12,7 @@ from xorflow._states import Layout
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss
 from xorflow.flows import Choices, LatentFlow, Layer, Point
-from xorflow.flows.choices import choose
-from xorflow.flows.likelihood import outcomes
+from xorflow.flows.choices import choose, outcomes
 
 
 class ProposalPrefix(Estimator):

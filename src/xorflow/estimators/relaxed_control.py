@@ -23,7 +23,7 @@ from xorflow.estimators.layerwise import (
 )
 from xorflow.estimators.relaxed_states import Relaxed, RelaxedPoint, frozen_choices, relaxed_rewards
 from xorflow.flows import LatentFlow, Point
-from xorflow.flows.likelihood import outcomes
+from xorflow.flows.choices import outcomes
 
 
 class RelaxedControl(Estimator):

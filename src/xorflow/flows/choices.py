@@ -1,9 +1,13 @@
-"""The distribution of one layer's choice `u`, feature by feature, given what its network saw."""
+r"""The distribution of one layer's choice `u`, feature by feature, given what its network saw.
+
+And what each choice leads to, and the last layer summed out: :math:`\log \sum_{u_d} p(u_d)\, p_d(x_d \ominus u_d)`, at depth 1
+log p(x_d | what is before d).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +16,8 @@ from torch.nn.functional import softplus as torch_softplus
 
 from xorflow._math import Function
 from xorflow._states import Layout
+from xorflow.bases import FactorisedBase
+from xorflow.transforms import Transform
 
 GREEDY: Literal["greedy"] = "greedy"
 Draws = Tensor | Literal["greedy"]
@@ -39,6 +45,8 @@ class _LogMixture(Function):
     Autograd on the same expression would keep and pass over several times as many tensors; this is most of a training step's
     time outside of the networks.
     """
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(logits: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -68,19 +76,11 @@ class _LogMixture(Function):
         gradients = (g_logits, torch.lerp(g_near, g_far, mirror), torch.lerp(g_far, g_near, mirror))
         return tuple(each.sum_to_size(shape) for each, shape in zip(gradients, ctx.shapes, strict=True))
 
-    @staticmethod
-    def vmap(info, in_dims, *inputs: Tensor):  # noqa: ARG004  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Every operation is elementwise: the hidden dimension goes to the front of whatever has it."""
-        pairs = list(zip(inputs, in_dims, strict=True))
-        rank = max(t.dim() - (dim is not None) for t, dim in pairs)
-        aligned = []
-        for tensor, dim in pairs:
-            if dim is not None:
-                tensor = tensor.movedim(dim, 0)
-                missing = rank + 1 - tensor.dim()
-                tensor = tensor.reshape(len(tensor), *(1,) * missing, *tensor.shape[1:])
-            aligned.append(tensor)
-        return _LogMixture.apply(*aligned), (0, 0)
+
+def log_mixture(logits: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Of a choice between two with these log-odds: log E[exp(value)], the value being `low` at u = 0 and `high` at u = 1."""
+    mixed, _ = _LogMixture.apply(logits, low, high)  # pyright: ignore[reportGeneralTypeIssues]
+    return mixed
 
 
 class Choices:
@@ -123,35 +123,36 @@ class Choices:
 
     def log_prob(self, u: Tensor) -> Tensor:
         """log P(u) for integers u, (..., D)."""
-        values = self._layout.split(u)
-        return self._layout.joined([g.log_prob(v) for g, v in zip(self._groups, values, strict=True)])
+        return self._by_feature(lambda group, part: group.log_prob(part), self._layout.split(u))
 
     def mode(self) -> Tensor:
         """The most probable choice (the first in a tie), integers."""
-        return self.alphabet.integers(self._layout.joined([group.mode() for group in self._groups]))
+        return self.alphabet.integers(self._by_feature(lambda group: group.mode()))
 
     def sample(self, uniforms: Tensor) -> Tensor:
         """Integers by inverting the distribution function at `uniforms` (..., D)."""
-        split = self._layout.split(uniforms)
-        drawn = [group.sample(part) for group, part in zip(self._groups, split, strict=True)]
-        return self.alphabet.integers(self._layout.joined(drawn))
+        drawn = self._by_feature(lambda group, part: group.sample(part), self._layout.split(uniforms))
+        return self.alphabet.integers(drawn)
 
     def entropy(self) -> Tensor:
         """(..., D), in nats."""
-        return self._layout.joined([group.entropy() for group in self._groups])
+        return self._by_feature(lambda group: group.entropy())
 
     def kl(self, other: Choices) -> Tensor:
         """KL(self || other), (..., D)."""
-        pairs = zip(self._groups, other._groups, strict=True)
-        return self._layout.joined([ours.kl(theirs) for ours, theirs in pairs])
+        return self._by_feature(lambda ours, theirs: ours.kl(theirs), other._groups)
 
     def expectation(self, values: Sequence[Tensor]) -> Tensor:
         """E[values at u], (..., D), for values by group."""
-        return self._layout.joined([g.expectation(v) for g, v in zip(self._groups, values, strict=True)])
+        return self._by_feature(lambda group, part: group.expectation(part), values)
 
     def log_mixture(self, values: Sequence[Tensor]) -> Tensor:
         """log E[exp(values at u)], (..., D), for values by group."""
-        return self._layout.joined([g.log_mixture(v) for g, v in zip(self._groups, values, strict=True)])
+        return self._by_feature(lambda group, part: group.log_mixture(part), values)
+
+    def _by_feature(self, of_group: Callable[..., Tensor], *by_group: Sequence[Any]) -> Tensor:
+        """(..., D) from what a function says of each group."""
+        return self._layout.joined([of_group(*each) for each in zip(self._groups, *by_group, strict=True)])
 
 
 class _Bits:
@@ -188,9 +189,7 @@ class _Bits:
         return low + self.mean() * (high - low)
 
     def log_mixture(self, values: Tensor) -> Tensor:
-        low, high = values.unbind(-1)
-        mixed, _ = _LogMixture.apply(self.logits, low, high)  # pyright: ignore[reportGeneralTypeIssues]
-        return mixed
+        return log_mixture(self.logits, *values.unbind(-1))
 
 
 class _Categories:
@@ -237,3 +236,28 @@ def choose(choices: Choices, draws: Draws) -> Tensor:
         if isinstance(draws, str):
             return choices.mode()
         return choices.sample(draws) if draws.is_floating_point() else choices.alphabet.integers(draws)
+
+
+# ---- the last layer ----
+
+
+def outcomes(transform: Transform, base: FactorisedBase, state: Tensor) -> list[Tensor]:
+    """The log base probability that each choice leads to from integer states, by group of choices (..., n, U)."""
+    if transform.is_xor:
+        # laid out one value of u after the other, so that each is contiguous
+        return [torch.stack(_kept_and_flipped(base, state)).movedim(0, -1)]
+    return base.log_probs_at(transform.reached(state), transform.choices)
+
+
+def _kept_and_flipped(base: FactorisedBase, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The log base probabilities of bits, and of the other bits."""
+    zero, one = base.log_table()[0].unbind(-1)
+    bits = state.to(zero.dtype)
+    return torch.lerp(zero, one, bits), torch.lerp(one, zero, bits)
+
+
+def log_marginal(choices: Choices, transform: Transform, base: FactorisedBase, state: Tensor) -> Tensor:
+    """The last layer summed out, feature by feature, (..., D)."""
+    if transform.is_xor:  # as below, without a stack that autograd would take apart again
+        return log_mixture(choices.logits, *_kept_and_flipped(base, state))
+    return choices.log_mixture(outcomes(transform, base, state))

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from xorflow.bases import FactorisedBase
 from xorflow.errors import Intractable, ModelError
-from xorflow.flows.choices import GREEDY, Choices
+from xorflow.flows.choices import GREEDY, Choices, log_marginal
 from xorflow.flows.layer import Layer, LayerList, Point
-from xorflow.flows.likelihood import log_marginal
 from xorflow.flows.validity import is_chain
 
 _MOST_PAIRS = 2**22

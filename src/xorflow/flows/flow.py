@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from xorflow._cuda import devices, kernels
 from xorflow._math import ENUMERATION_LIMIT, enumerate_states
 from xorflow.bases import FactorisedBase
 from xorflow.data import validate
 from xorflow.errors import Intractable, ModelError
-from xorflow.flows import likelihood
-from xorflow.flows.choices import GREEDY, Choices, Draws
+from xorflow.flows.choices import GREEDY, Choices, Draws, log_marginal, outcomes
 from xorflow.flows.conditionals import Conditionals, DeterministicConditionals, LatentConditionals
 from xorflow.flows.layer import Known, Layer, LayerList, Point, Proposal, Trace, invert
 from xorflow.flows.model import Model, SampleNoise
@@ -199,20 +199,27 @@ class LatentFlow(Stack):
     def last_choices(self, point: Point, context: Tensor | None) -> tuple[Choices, list[Tensor]]:
         """The last layer's choice and the log base probability that each of its values leads to, by group (..., n, U)."""
         choices = self.last_generator(point, context)
-        return choices, likelihood.outcomes(self.layers[-1].transform, self.base, point.state)
+        return choices, outcomes(self.layers[-1].transform, self.base, point.state)
 
     def log_marginal(self, point: Point, context: Tensor | None = None, known: Known | None = None) -> Tensor:
         r"""The last layer summed out, feature by feature: :math:`\log \sum_{u_d} p(u_d)\, p_d(x_d \ominus u_d)`, (..., D).
 
         At depth 1, from the start, its sum over d is log p(x).
         """
-        choices = self.last_generator(point, context, known)
-        return likelihood.log_marginal(choices, self.layers[-1].transform, self.base, point.state)
+        return self._summed_out(self.last_generator(point, context, known), point.state)
+
+    def _summed_out(self, choices: Choices, state: Tensor) -> Tensor:
+        return log_marginal(choices, self.layers[-1].transform, self.base, state)
 
     def log_marginal_total(self, point: Point, context: Tensor | None = None) -> Tensor:
         """`log_marginal` summed over features, (...); for training: one launch each way on a CUDA device."""
-        choices = self.last_generator(point, context)
-        return likelihood.log_marginal_total(choices, self.layers[-1].transform, self.base, point.state)
+        choices, state = self.last_generator(point, context), point.state
+        logits, base = choices.logits, self.base.logits
+        in_float32 = logits.dtype == base.dtype == torch.float32
+        is_plain = self.layers[-1].transform.is_xor and logits.dim() == 2 and logits.shape == state.shape
+        if is_plain and in_float32 and devices.usable(logits):
+            return kernels.marginal_total(logits, state.to(logits.dtype), base)
+        return self._summed_out(choices, state).sum(-1)
 
     def expected_log_marginal(
         self, x: Tensor, probabilities: Tensor, context: Tensor | None = None
@@ -228,7 +235,9 @@ class LatentFlow(Stack):
             context: (B, C) or None.
         """
         choices = self.last_generator(self.start(x), context)
-        return likelihood.expected_log_marginal(choices, self.layers[-1].transform, self.base, probabilities)
+        zeros = x.new_zeros(self.features)
+        of_zero, of_one = self._summed_out(choices, zeros), self._summed_out(choices, zeros + 1)
+        return torch.lerp(of_zero, of_one, probabilities.to(of_zero)).sum(-1)
 
     def log_likelihood(
         self, x: Tensor, context: Tensor | None = None, *, known: Known | None = None
