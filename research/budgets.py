@@ -60,8 +60,9 @@ class Budget:
 def narrowed(registry: Registry, text: str, width: int) -> str:
     """A network with no hidden layer wider than that."""
     call = registry.read(text)
-    widths = [min(width, hidden) for hidden in call["hidden"]] if "hidden" in call.defaults else []
-    return str(call.having(hidden=widths))
+    if "hidden" not in call:
+        return text
+    return registry.text(call | {"hidden": [min(width, hidden) for hidden in call["hidden"]]})
 
 
 def _narrow(options: Options, width: int, epochs: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from xorflow import MADE, FactorisedBase, LatentFlow, Layer
 from xorflow.data import Dataset, Split
 from xorflow.training import Options, Progress, Trainer, create_run, finish_run, read_result, resume_run
 from xorflow.training.metrics import read_metrics
-from xorflow.training.registry import Call
+from xorflow.training.registry import value_text
 from xorflow.training.storage import load_tensors
 
 COLUMNS = ("colour", "size", "pet", "rooms")
@@ -58,7 +58,7 @@ def people_file(path: Path, rows: int = 200, seed: int = 0) -> Path:
 
 def call(name: str, **settings: Any) -> str:
     """A name with its settings, as options have it."""
-    return str(Call(name, settings, {}))
+    return f"{name}:{','.join(f'{key}={value_text(value)}' for key, value in settings.items())}"
 
 
 def tiny_options(data: Path | str, **changes: Any) -> Options:

@@ -23,13 +23,13 @@ _LARGE = 784
 def _planned(row: DepthRow) -> dict[str, Any]:
     """All that a table must know about a row."""
     options = row.options()
-    mask = CONDITIONERS.read(options.conditioner).settings.get("mask")
+    mask = CONDITIONERS.read(options.conditioner).get("mask")
     return {
         "id": row.id,
         "title": row.title,
         "family": row.family,
         "series": row.series,
-        "base": "fixed" if row.rebased else BASES.read(options.base).name,
+        "base": "fixed" if row.rebased else BASES.read(options.base)["name"],
         "depth": row.depth,
         "estimator": options.estimator,
         "ordering": mask if row.family == "coupling" else options.order,

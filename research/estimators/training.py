@@ -142,7 +142,7 @@ class TrainingComparison:
             "id": f"training.{trial}",
             "depth": trial.depth,
             "estimator": trial.estimator,
-            "posterior": POSTERIORS.read(options.posterior).name,
+            "posterior": POSTERIORS.read(options.posterior)["name"],
             "hidden": list(hidden_units(options)),
             "batch_size": options.batch_size,
             "lr": options.lr,

@@ -224,7 +224,7 @@ def choices(options: Options) -> str:
     if options.layers is not None and options.layers > 1:
         settings.append(f"{options.order} orderings")
     if options.posterior != "none":
-        settings.append(_POSTERIORS[POSTERIORS.read(options.posterior).name])
+        settings.append(_POSTERIORS[POSTERIORS.read(options.posterior)["name"]])
     if options.weight_decay:
         settings.append(f"weights decayed by {options.weight_decay:g} in the gradient")
     if options.average:

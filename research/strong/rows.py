@@ -58,8 +58,9 @@ MIXED_ROWS: tuple[MixedRow, ...] = (
 
 def _tiny(options: Options) -> dict[str, Any]:
     network = CONDITIONERS.read(narrowed(CONDITIONERS, options.conditioner, 16))
+    small = {"width": 16, "depth": 1, "heads": 2}
     return {
-        "conditioner": str(network.having(width=16, depth=1, heads=2)),
+        "conditioner": CONDITIONERS.text({key: small.get(key, value) for key, value in network.items()}),
         "skip": 0.05 if options.skip else 0.0,  # of few images
         "warmup": 1,
         "epochs": 1,

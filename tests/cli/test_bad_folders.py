@@ -42,16 +42,16 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "foreign": (lambda run: (run / "config.json").unlink(), "the run's configuration is missing"),
     "not JSON": (lambda run: truncate(run / "config.json"), "the run's configuration is damaged"),
     "newer": (
-        lambda run: edit(run, version=5, model=None),
-        "has version 5, this xorflow reads version 4; a newer",
+        lambda run: edit(run, version=6, model=None),
+        "has version 6, this xorflow reads version 5; a newer",
     ),
     "older": (
         lambda run: edit(run, version=3, hidden=[16]),
-        "an earlier xorflow wrote it, whose options were others",
+        "an earlier xorflow wrote it, which wrote options or models otherwise",
     ),
     "oldest": (
         lambda run: edit(run, version=1, model=None),
-        "an earlier xorflow wrote it, whose options were others",
+        "an earlier xorflow wrote it, which wrote options or models otherwise",
     ),
     "no version": (lambda run: edit(run, version=None), "xorflow did not write it"),
     "no model": (lambda run: edit(run, model=None), "lacks 'model'"),

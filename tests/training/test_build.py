@@ -1,13 +1,15 @@
 """From options to data, flow and estimator."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tiny_runs import images_file, rows_array, rows_file, tiny_dataset, tiny_flow, tiny_options
-from xorflow import evaluate
+from xorflow import FactorisedBase, LatentFlow, Layer, evaluate
 from xorflow.conditioners import MADE, Coupling
 from xorflow.data import Dataset, Split
 from xorflow.errors import CheckpointError, ConfigError, DataError, ModelError
@@ -22,9 +24,11 @@ from xorflow.training import (
     flow_to_spec,
     independent_nll,
     init_from_data,
+    registry,
 )
 from xorflow.training.build import layer_orders
 from xorflow.training.init import category_frequencies
+from xorflow.training.registry import model_for
 
 
 @pytest.mark.parametrize(
@@ -287,6 +291,76 @@ def test_a_linear_posterior_begins_as_the_exact_one(sizes: tuple[int, ...], base
 def test_damaged_descriptions_are_refused(spec: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match="configuration"):
         flow_from_spec(spec)
+
+
+def _with_network(**changes: Any) -> dict[str, Any]:
+    spec = flow_to_spec(tiny_flow())
+    spec["layers"][0]["conditioner"] |= changes
+    return spec
+
+
+def _nested() -> dict[str, Any]:
+    call = {"name": "layer"}
+    for _ in range(20_000):
+        call = {"name": "layer", "conditioner": call}
+    return call
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (_with_network(hidden=[60_000, 60_000]), "larger than its weights"),
+        (_with_network(hidden=[10**30]), "larger than its weights"),
+        (_with_network(categories=10**9), "larger than its weights"),
+        (_nested(), "illegal"),
+    ],
+)  # fmt: skip
+def test_a_model_larger_than_its_weights_is_refused_before_it_is_built(spec: Any, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        model_for(spec, tiny_flow().state_dict())
+
+
+def test_many_small_parts_are_as_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_ALWAYS", 2**20)
+    spec = flow_to_spec(tiny_flow())
+    assert isinstance(model_for(spec, tiny_flow().state_dict()), LatentFlow)
+    with pytest.raises(CheckpointError, match="larger than its weights"):
+        model_for(spec | {"layers": spec["layers"] * 1000}, tiny_flow().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden": "16"}, "hidden of made is '16'"),
+        ({"direct": 1}, "direct of made is 1"),
+        ({"sees": {"state": 3}}, "sees of made is"),
+        ({"magic": 1}, "made: got an unexpected keyword argument 'magic'"),
+        ({"name": "layer"}, "layer: missing a required argument"),
+        ({"name": "diagonal"}, "diagonal: got an unexpected"),
+        ({"name": ["made"]}, "the name of a part is"),
+        ({"name": "cnn"}, "a part named 'cnn', which xorflow does not have; open it with xorflow.load"),
+        ({"name": "reordered"}, "reordered: missing a required argument"),
+    ],
+)
+def test_a_description_says_what_is_wrong_with_it(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        flow_from_spec(_with_network(**changes))
+
+
+def test_a_part_of_another_kind_is_refused() -> None:
+    spec = flow_to_spec(tiny_flow())
+    spec["layers"][0]["posterior"] = spec["base"]
+    with pytest.raises(CheckpointError, match="posterior of layer is FactorisedBase"):
+        flow_from_spec(spec)
+    with pytest.raises(CheckpointError, match="it is FactorisedBase"):
+        flow_from_spec(spec["base"])
+
+
+def test_a_layer_whose_weights_stay_is_kept_as_such() -> None:
+    flow = LatentFlow([Layer(MADE(3, (4,)), frozen=True), Layer(MADE(3, (4,)))], FactorisedBase(3))
+    again = flow_from_spec(flow_to_spec(flow))
+    assert [layer.frozen for layer in again.layers] == [True, False]
+    assert not any(weight.requires_grad for weight in again.layers[0].parameters())
 
 
 def test_mnist_by_default() -> None:

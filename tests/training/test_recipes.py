@@ -51,8 +51,11 @@ def test_recipes_build_models() -> None:
     digits = data.mnist()
     for name in RECIPES:
         options = Options().replace(recipe=name)
-        network = CONDITIONERS.read(options.conditioner).having(width=8, depth=1, heads=2, hidden=[8])
-        options = options.replace(conditioner=str(network))
+        small = {"width": 8, "depth": 1, "heads": 2, "hidden": [8]}
+        network = {
+            key: small.get(key, value) for key, value in CONDITIONERS.read(options.conditioner).items()
+        }
+        options = options.replace(conditioner=CONDITIONERS.text(network))
         flow = build_flow(options, digits)
         assert build_estimator(options.estimator).admit(flow) is flow
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,10 @@ class Stack(Model):
         self.layers = layers if isinstance(layers, LayerList) else LayerList(layers)
         self.base = base
         self.is_chain = is_chain(generators)
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"layers": list(self.layers), "base": self.base}
 
     @property
     def flows(self) -> Sequence[Stack]:

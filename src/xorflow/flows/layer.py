@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +108,7 @@ class Layer(nn.Module):
         transform: the bijections to choose from; a shift modulo K (xor for K = 2) by default.
         posterior: an optional network for q(u | what it sees), which may look at anything but u itself.
         relative: the posterior's logits are added to the generator's: it has to learn only how the data change them.
+        frozen: its weights stay as they are.
     """
 
     unmoved: Tensor | None
@@ -118,6 +119,7 @@ class Layer(nn.Module):
         transform: Transform | None = None,
         posterior: Conditioner | None = None,
         relative: bool = False,
+        frozen: bool = False,
     ) -> None:
         super().__init__()
         self.conditioner = conditioner
@@ -143,6 +145,19 @@ class Layer(nn.Module):
         self.layout = Layout(self.transform.choices)
         mask = conditioner.mask
         self.register_buffer("unmoved", None if mask is None else mask.clone(), persistent=False)
+        if frozen:
+            self.requires_grad_(False)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it has weights, and none of them learns."""
+        learns = [weight.requires_grad for weight in self.parameters()]
+        return bool(learns) and not any(learns)
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        names = ("conditioner", "transform", "posterior", "relative", "frozen")
+        return {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
         shown = [repr(self.conditioner)]
@@ -152,6 +167,8 @@ class Layer(nn.Module):
             shown.append(f"posterior={self.posterior!r}")
         if self.relative:
             shown.append("relative=True")
+        if self.frozen:
+            shown.append("frozen=True")
         return f"Layer({', '.join(shown)})"
 
     def _check_fit(self, role: str, network: Conditioner) -> None:

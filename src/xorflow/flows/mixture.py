@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,10 @@ class Mixture(Model):
 
     def __len__(self) -> int:
         return len(self.components)
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, but for the weights, which may learn."""
+        return {"components": list(self), "learned": self.learned}
 
     @property
     def flows(self) -> list[Component]:

@@ -18,6 +18,8 @@ from xorflow.training.registry import (
     POSTERIORS,
     TRANSFORMS,
     Registry,
+    flow_from_spec,
+    flow_to_spec,
     value_rule,
     value_text,
 )
@@ -31,7 +33,6 @@ from xorflow.training.run import (
     resume_run,
     untrained,
 )
-from xorflow.training.specs import flow_from_spec, flow_to_spec
 from xorflow.training.trainer import Interrupted, Observer, Trainer
 
 __all__ = [

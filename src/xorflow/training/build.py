@@ -18,8 +18,15 @@ from xorflow.estimators import Estimator, MaximumLikelihood
 from xorflow.flows import LatentFlow, Layer, Mixture
 from xorflow.training.config import Options
 from xorflow.training.init import category_totals
-from xorflow.training.registry import BASES, CONDITIONERS, ESTIMATORS, POSTERIORS, TRANSFORMS, Call
-from xorflow.training.specs import Trainable
+from xorflow.training.registry import (
+    BASES,
+    CONDITIONERS,
+    ESTIMATORS,
+    POSTERIORS,
+    TRANSFORMS,
+    Call,
+    Trainable,
+)
 from xorflow.transforms import Transform
 
 
@@ -118,14 +125,14 @@ def _conditioner(
     options: Options, dataset: Dataset, index: int, order: Order, transform: Transform
 ) -> Conditioner:
     call, shape = CONDITIONERS.read(options.conditioner), _image_shape(dataset)
-    if call.settings.get("reach") and shape is None:
+    if "reach=" in options.conditioner and shape is None:
         raise ConfigError(
             "reach is of networks that see the pixels around them, and the data have no two-dimensional shape; leave reach out"
         )
     given = _of_a_layer(dataset, order, transform) | {"sees": _sees(options, index)}
-    if call.name == "coupling":
+    if call["name"] == "coupling":
         call, given["flip"] = _masked(call, index, shape)
-    elif call.name != "made":
+    elif call["name"] != "made":
         # their own `columns`, which a configuration then says
         given |= {"order": order, "skipped": skipped_features(dataset, options.skip)}
     return CONDITIONERS.make(call, **given, shape=shape)
@@ -138,7 +145,7 @@ def _masked(call: Call, index: int, shape: tuple[int, ...] | None) -> tuple[Call
             f"a {call['mask']} mask needs data with a two-dimensional shape; choose mask=halves or mask=random"
         )
     mask, flip = layer_mask(call["mask"], index)
-    return call.having(mask=mask), flip
+    return call | {"mask": mask}, flip
 
 
 def layer_mask(mask: str, index: int) -> tuple[str, bool]:
@@ -197,9 +204,9 @@ def _posterior(
     before = [] if index == 0 else ["previous" if options.variant == "chain" else "state"]
     call = POSTERIORS.read(options.posterior)
     sees: Any = ["x", *before]
-    if call.name == "diagonal":
+    if call["name"] == "diagonal":
         sees = "state" if "state" in before else "x"
-    elif call.name == "made":
+    elif call["name"] == "made":
         sees = dict.fromkeys(sees, "up to")
     return POSTERIORS.make(call, **_of_a_layer(dataset, order, transform), sees=sees)
 

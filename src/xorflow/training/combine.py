@@ -23,8 +23,8 @@ from xorflow.training.folder import (
     require_free,
     write_config,
 )
+from xorflow.training.registry import Trainable
 from xorflow.training.results import report
-from xorflow.training.specs import Trainable
 from xorflow.training.storage import save_tensors
 
 

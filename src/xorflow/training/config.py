@@ -28,7 +28,7 @@ from xorflow.training.registry import (
     value_text,
 )
 
-CONFIG_VERSION = 4
+CONFIG_VERSION = 5
 
 _MOST_TOML = 2**20
 """The most bytes of a .toml file."""
@@ -430,6 +430,6 @@ def check_version(content: Mapping[str, Any], path: Path) -> None:
 
 def _origin(version: object) -> str:
     if isinstance(version, int) and 1 <= version < CONFIG_VERSION:
-        return "an earlier xorflow wrote it, whose options were others: train again, or open it with that version"
+        return "an earlier xorflow wrote it, which wrote options or models otherwise: train again, or open it with that version"
     is_newer = isinstance(version, int) and version > CONFIG_VERSION
     return "a newer xorflow wrote it: install that" if is_newer else "xorflow did not write it"

@@ -14,7 +14,7 @@ from xorflow.conditioners.base import Source
 from xorflow.data import Split
 from xorflow.errors import ConfigError
 from xorflow.flows import LatentFlow, Layer, Mixture
-from xorflow.training.specs import Trainable
+from xorflow.training.registry import Trainable
 from xorflow.transforms import Transform
 
 _NEARLY_IDENTITY = 7.0

@@ -1,25 +1,57 @@
-"""What a text or a file can name: conditioners, posteriors, transforms, bases and estimators, with the arguments that their
-constructors declare.
+"""Constructors called by name, with arguments that are checked against what they declare.
+
+A call is a dict: a `name`, and arguments, which may be calls themselves. Options have it as a text; `config.json` has a model
+as JSON, the calls of all its parts one inside the other. A file is untrusted: it calls what is named here and nothing else, and
+what it makes is no larger than its weights.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Protocol, Union, get_args, get_origin, runtime_checkable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from xorflow import estimators
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners import MADE, MLP, CausalTransformer, Coupling, Diagonal, Recurrent
-from xorflow.errors import ConfigError
+from xorflow.conditioners import (
+    MADE,
+    MLP,
+    CausalTransformer,
+    Conditioner,
+    Coupling,
+    Diagonal,
+    Recurrent,
+    SequenceConditioner,
+)
+from xorflow.conditioners.orderings import Order
+from xorflow.errors import CheckpointError, ConfigError, ModelError
+from xorflow.flows import LatentFlow, Layer, Mixture
 from xorflow.transforms import ModularAffine, ModularShift, Xor
+
+Trainable = LatentFlow | Mixture
+"""What a run trains."""
+
+Call = dict[str, Any]
+Makers = Mapping[str, Callable[..., Any]]
+
+
+@runtime_checkable
+class Configured(Protocol):
+    """What its own arguments make again."""
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments: plain values, and other things that are `Configured`."""
+        ...
+
 
 # ---- values by their annotation ----
 
@@ -60,28 +92,26 @@ def accepted_value(value: Any, annotation: Any) -> Any:
                 return tuple(accepted_value(item, inner[0]) for item in value)
             if origin is Mapping and isinstance(value, dict):
                 return {key: accepted_value(item, inner[1]) for key, item in value.items()}
-            if origin is Literal and isinstance(value, str) and value in inner:
+            if origin is Literal and value in inner:
                 return value
-            if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            if isinstance(value, bool) and kind is not bool:  # which Python takes for a number
+                continue
+            if kind is float and isinstance(value, int | float):
                 return float(value)
-            if isinstance(kind, type) and type(value) is kind:
+            if isinstance(kind, type) and isinstance(value, kind):
                 return value
     raise ValueError(value)
 
 
-def _readings(text: str) -> Iterator[Any]:
-    """What a text may stand for."""
-    if text in _CONSTANTS:
-        yield _CONSTANTS[text]
-    for kind in (int, float):
-        with suppress(ValueError):
-            yield kind(text)
-    yield text
-    with suppress(ValueError):
-        yield [int(part) for part in text.split("+")] if text else []
-
-
 _CONSTANTS = {"true": True, "false": False, "none": None}
+_READERS: tuple[Callable[[str], Any], ...] = (
+    _CONSTANTS.__getitem__,
+    int,
+    float,
+    str,
+    lambda text: [int(part) for part in text.split("+") if text],
+)
+"""What a text may stand for."""
 
 
 def read_value(text: str, annotation: Any) -> Any:
@@ -90,9 +120,9 @@ def read_value(text: str, annotation: Any) -> Any:
     >>> read_value("512+256", Sequence[int]), read_value("none", int | None), read_value("1e-3", float)
     ((512, 256), None, 0.001)
     """
-    for value in _readings(text):
-        with suppress(ValueError):
-            return accepted_value(value, annotation)
+    for read in _READERS:
+        with suppress(KeyError, ValueError):
+            return accepted_value(read(text), annotation)
     raise ValueError(text)
 
 
@@ -121,41 +151,15 @@ def _hint(name: str, among: Iterable[str]) -> str:
     return f"; did you mean {meant!r}?" if meant and meant != name else ""
 
 
-# ---- constructors by their name ----
+# ---- calls as texts ----
+
+_FROM_DATA = frozenset(
+    ("features", "order", "shape", "flip", "categories", "choices", "sees", "context", "skipped")
+) | {"learned", "probabilities"}
+"""Arguments that no text gives: data, orderings, other layers and names say them."""
 
 _MOST = 2**31
 """Of whatever is counted: more is a slip of the finger."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a text such as `made:hidden=512+512,direct=true` says.
-
-    Attributes:
-        name: of the constructor.
-        settings: arguments that were given; one that is itself named is a `Call`.
-        defaults: those that may be.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    defaults: Mapping[str, Any]
-
-    def __getitem__(self, setting: str) -> Any:
-        return self.settings.get(setting, self.defaults[setting])
-
-    def having(self, **settings: Any) -> Call:
-        """The same with other settings, as far as the constructor has them."""
-        known = {key: value for key, value in settings.items() if key in self.defaults}
-        return replace(self, settings={**self.settings, **known})
-
-    def __str__(self) -> str:
-        # the settings of what is named inside follow it: NAME:KEY=INNER,KEY_OF_INNER=VALUE
-        settings = ",".join(
-            f"{key}={str(value).replace(':', ',', 1) if isinstance(value, Call) else value_text(value)}"
-            for key, value in self.settings.items()
-        )
-        return f"{self.name}:{settings}" if settings else self.name
 
 
 class Registry:
@@ -167,24 +171,16 @@ class Registry:
     Args:
         what: what is constructed.
         makers: the constructors.
-        given: arguments that never come from a text.
         inner: registries of arguments, by their names.
 
-    >>> ESTIMATORS.make("maximum-likelihood:samples=8").samples
-    8
-    >>> str(CONDITIONERS.read("made:hidden=64").having(hidden=[16, 16]))
-    'made:hidden=16+16'
+    >>> CONDITIONERS.read("made:hidden=16+8")
+    {'name': 'made', 'hidden': (16, 8), 'direct': False}
+    >>> CONDITIONERS.text({"name": "made", "hidden": [64], "direct": False})
+    'made:hidden=64'
     """
 
-    def __init__(
-        self,
-        what: str,
-        makers: Mapping[str, Callable[..., Any]],
-        given: Sequence[str] = (),
-        inner: Mapping[str, Registry] | None = None,
-    ) -> None:
+    def __init__(self, what: str, makers: Makers, inner: Mapping[str, Registry] | None = None) -> None:
         self.what, self.makers, self.inner = what, makers, inner or {}
-        self._given = frozenset(given)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.makers)
@@ -192,74 +188,249 @@ class Registry:
     def settings(self, name: str) -> dict[str, inspect.Parameter]:
         """The arguments of a constructor that a text may give."""
         parameters = inspect.signature(self.makers[name], eval_str=True).parameters
-        return {key: parameter for key, parameter in parameters.items() if key not in self._given}
+        return {key: parameter for key, parameter in parameters.items() if key not in _FROM_DATA}
 
     def read(self, text: str) -> Call:
-        """What a text says, checked: the name, the names of the settings, and the types of their values."""
+        """The call of a text, with all settings: names are checked, and the types of values."""
         name, _, tail = text.partition(":")
         items = [item for item in tail.split(",") if item]
-        call, left, allowed = self._take(name, items, text)
-        if left:
+        call, allowed = self._take(name, items, text)
+        if items:
             takes = f"takes {', '.join(allowed)}" if allowed else "takes no settings"
             raise ConfigError(
-                f"{self.what} {name!r} {takes}, written as {name}:KEY=VALUE; got {left[0]!r}"
-                f"{_hint(left[0].partition('=')[0].strip(), allowed)}"
+                f"{self.what} {name!r} {takes}, written as {name}:KEY=VALUE; got {items[0]!r}"
+                f"{_hint(items[0].partition('=')[0].strip(), allowed)}"
             )
         return call
 
-    def _take(self, name: str, items: list[str], text: str) -> tuple[Call, list[str], list[str]]:
-        """A call with those of the items that it has, those that it has not, and what it may have."""
+    def _take(self, name: str, items: list[str], text: str) -> tuple[Call, list[str]]:
+        """A call with those of the items that are its settings, which are then taken out, and the names of all that may be."""
         if name not in self.makers:
             raise ConfigError(f"{self.what} is one of {', '.join(self)}; got {name!r}{_hint(name, self)}")
-        allowed, left = self.settings(name), []
-        given: dict[str, Any] = {}
-        for item in items:
+        settings = self.settings(name)
+        given: dict[str, str] = {}
+        for item in [*items]:
             key, separator, value = (part.strip() for part in item.partition("="))
-            if separator and key in allowed and key not in given:
-                inside = key in self.inner
-                given[key] = value if inside else self._value(key, value, allowed[key].annotation, text)
+            if separator and key in settings and key not in given:
+                given[key] = value
+                items.remove(item)
+        call, names = (
+            {"name": name} | {key: setting.default for key, setting in settings.items()},
+            [*settings],
+        )
+        for key, value in given.items():
+            if key in self.inner:
+                call[key], more = self.inner[key]._take(value, items, text)
+                names += more
             else:
-                left.append(item)
-        names = [*allowed]
-        for key in self.inner.keys() & given.keys():
-            given[key], left, more = self.inner[key]._take(given[key], left, text)
-            names += more
-        return Call(name, given, {key: parameter.default for key, parameter in allowed.items()}), left, names
+                call[key] = self._value(f"{key} of {self.what} {text!r}", value, settings[key].annotation)
+        return call, names
 
-    def _value(self, key: str, text: str, annotation: Any, whole: str) -> Any:
+    def _value(self, what: str, text: str, annotation: Any) -> Any:
         try:
             value = read_value(text, annotation)
         except ValueError:
-            rule = value_rule(annotation)
-            raise ConfigError(f"{key} of {self.what} {whole!r} is {rule}; got {text!r}") from None
+            raise ConfigError(f"{what} is {value_rule(annotation)}; got {text!r}") from None
         if any(type(n) is int and abs(n) >= _MOST for n in (value if isinstance(value, tuple) else [value])):
-            raise ConfigError(f"{key} of {self.what} {whole!r} is below 2^31; got {text}")
+            raise ConfigError(f"{what} is below 2^31; got {text}")
         return value
 
     def make(self, what: str | Call, **given: Any) -> Any:
         """What a text calls; the constructor takes what it needs of the other arguments."""
         call = self.read(what) if isinstance(what, str) else what
-        maker = self.makers[call.name]
+        maker = self.makers[call["name"]]
         takes = inspect.signature(maker).parameters
         settings = {
-            key: self.inner[key].make(value) if isinstance(value, Call) else value
-            for key, value in call.settings.items()
+            key: self.inner[key].make(value) if key in self.inner and isinstance(value, dict) else value
+            for key, value in call.items()
+            if key != "name"
         }
         return maker(**{key: value for key, value in given.items() if key in takes}, **settings)
 
-    def text(self, part: Any) -> str:
-        """The other way, of what has a `config`; settings at their defaults are left out."""
-        return str(self._call(part))
+    def text(self, what: Call | Configured) -> str:
+        """The other way, of a call or of what it made; settings at their defaults are left out."""
+        registries = (self, *self.inner.values())
+        names = {maker: name for registry in registries for name, maker in registry.makers.items()}
+        call = what if isinstance(what, dict) else call_of(what, names)
+        defaults = self.settings(call["name"]) if call["name"] in self.makers else {}
+        settings = []
+        for key, value in call.items():
+            inner = self.inner.get(key) if isinstance(value, dict) else None
+            # the settings of what is named inside follow it: NAME:KEY=INNER,KEY_OF_INNER=VALUE
+            written = value_text(value) if inner is None else inner.text(value).replace(":", ",", 1)
+            if key != "name" and not (key in defaults and written == value_text(defaults[key].default)):
+                settings.append(f"{key}={written}")
+        return f"{call['name']}:{','.join(settings)}" if settings else call["name"]
 
-    def _call(self, part: Any) -> Call:
-        name = next((name for name, maker in self.makers.items() if maker is type(part)), type(part).__name__)
-        parameters = inspect.signature(type(part)).parameters
-        chosen = {
-            key: self.inner[key]._call(value) if key in self.inner else value
-            for key, value in part.config().items()
-            if key not in parameters or parameters[key].default != value
-        }
-        return Call(name, chosen, {})
+
+# ---- calls as JSON ----
+
+
+def call_of(thing: object, names: Mapping[Any, str], shared: list[SequenceConditioner] | None = None) -> Any:
+    """What makes a thing again; classes without a name here are called by their own.
+
+    Args:
+        thing: what is `Configured`, a list of such things, or a plain value.
+        names: of the constructors.
+        shared: networks so far whose weights others may share.
+    """
+    shared = [] if shared is None else shared
+    if isinstance(thing, list | tuple | nn.ModuleList):
+        return [call_of(item, names, shared) for item in thing]
+    if not isinstance(thing, Configured):
+        return thing
+    if isinstance(thing, SequenceConditioner):
+        shared.append(thing)
+        first = next(number for number, other in enumerate(shared) if other.net is thing.net)
+        if first < len(shared) - 1:
+            return {"name": _REORDERED, "of": first, "order": thing.config()["order"]}
+    name = names.get(type(thing), type(thing).__name__)
+    return {"name": name} | {key: call_of(value, names, shared) for key, value in thing.config().items()}
+
+
+_REORDERED = "reordered"
+"""The name of a conditioner that shares the network of an earlier one of the same model, in another ordering."""
+
+
+def flow_to_spec(flow: Trainable) -> Call:
+    """The architecture as JSON; conditioners and transforms outside `PARTS` are named by their class."""
+    return call_of(flow, {maker: name for name, maker in PARTS.items()})
+
+
+def flow_from_spec(spec: Call, parts: Makers | None = None, *, weights: float = math.inf) -> Trainable:
+    """The model that a spec describes, with fresh weights.
+
+    Args:
+        spec: what `flow_to_spec` gave.
+        parts: classes of your own, by their names in it.
+        weights: how many numbers its weights have; a larger model is refused before it is built.
+    """
+    try:
+        with _AtMost(_ALWAYS + _EACH * weights):
+            flow = _Reader(parts or {}, max(weights, 2**16)).read(spec)
+    except (ModelError, RecursionError) as error:
+        raise CheckpointError(f"the model in this configuration is illegal: {error}") from error
+    if not isinstance(flow, Trainable):
+        raise _unreadable(f"it is {flow!r}")
+    return flow
+
+
+def model_for(spec: Call, weights: Mapping[str, Tensor], parts: Makers | None = None) -> Trainable:
+    """The model of a spec, with fresh weights of the sizes of these; the generator of torch stays where it is."""
+    with torch.random.fork_rng(devices=[]):
+        return flow_from_spec(spec, parts, weights=sum(tensor.numel() for tensor in weights.values()))
+
+
+class _Reader:
+    """Makes all calls of one model, those inside others first.
+
+    Args:
+        own: constructors that a user gives, which see to the types of their arguments themselves.
+        most: the largest whole number that is believed.
+    """
+
+    def __init__(self, own: Makers, most: float) -> None:
+        self._own, self._most = own, most
+        self._makers = {**PARTS, _REORDERED: self._reordered, **own}
+        self._shared: list[SequenceConditioner] = []
+
+    def read(self, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > self._most:
+            raise _too_large()
+        if isinstance(value, list):
+            return [self.read(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        given = {key: self.read(item) for key, item in value.items()}
+        made = self._call(given.pop("name"), given) if "name" in given else given
+        if isinstance(made, SequenceConditioner):
+            self._shared.append(made)
+        return made
+
+    def _call(self, name: Any, given: dict[str, Any]) -> Any:
+        if not isinstance(name, str):
+            raise _unreadable(f"the name of a part is {name!r}")
+        if name not in self._makers:
+            raise CheckpointError(
+                f"this run uses a part named {name!r}, which xorflow does not have; "
+                f"open it with xorflow.load(RUN, parts={{{name!r}: YourClass}})"
+            )
+        maker, checked = self._makers[name], name not in self._own
+        signature = inspect.signature(maker, eval_str=checked)
+        try:
+            signature.bind(**given)
+        except TypeError as error:
+            raise _unreadable(f"{name}: {error}") from None
+        for key, value in given.items() if checked else ():
+            try:
+                accepted_value(value, signature.parameters[key].annotation)
+            except ValueError:
+                raise _unreadable(f"{key} of {name} is {value!r}") from None
+        return maker(**given)
+
+    def _reordered(self, of: int, order: Order) -> Conditioner:
+        if not 0 <= of < len(self._shared):
+            raise _unreadable(f"there is no network {of} before it")
+        return self._shared[of].reordered(order)
+
+
+def _unreadable(reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"the model in this configuration is not one that this version can build ({reason}); "
+        "it may be damaged, or written by another version"
+    )
+
+
+# ---- no larger than its weights ----
+
+_ALWAYS = 2**26
+"""So many numbers a model may make while it is built, however few weights it has: masks, orderings, receptive fields."""
+
+_EACH = 100
+"""And so many for each weight."""
+
+_LEAST = 512
+"""What any operation counts for: a module without weights takes memory, too."""
+
+_MAKERS = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye}
+
+
+class _AtMost(TorchFunctionMode):
+    """Within this block no more than so many numbers are made, counted before they are."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__()
+        self._left = most
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        self._left -= max(_count(func, args), _LEAST)
+        if self._left < 0:
+            raise _too_large()
+        return func(*args, **(kwargs or {}))
+
+
+def _too_large() -> CheckpointError:
+    return CheckpointError(
+        "the model in this configuration is larger than its weights, so they are not of it; restore the folder"
+    )
+
+
+def _count(func: Callable[..., Any], args: tuple[Any, ...]) -> int:
+    """About how many numbers an operation makes: a factory's size, or that to which its operands are broadcast."""
+    if func is torch.arange:
+        return int(max((a for a in args if isinstance(a, int | float)), default=0))
+    if func in _MAKERS:
+        first = args[0] if args and not isinstance(args[0], int) else args
+        return math.prod(size for size in first if isinstance(size, int))
+    shapes = [argument.shape for argument in args if isinstance(argument, Tensor)]
+    widths = [1] * max((len(shape) for shape in shapes), default=0)
+    for shape in shapes:
+        for place, size in enumerate(reversed(shape)):
+            widths[place] = max(widths[place], size)
+    return math.prod(widths)
 
 
 # ---- what can be named ----
@@ -276,11 +447,8 @@ def _linear(
     return MLP(features, (), categories=categories, choices=choices, sees=sees, context=context)
 
 
-_OF_A_LAYER = ("features", "order", "shape", "flip", "categories", "choices", "sees", "context", "skipped")
-"""What data, orderings and other layers say of a network."""
-
 _NETWORKS = {"made": MADE, "coupling": Coupling, "transformer": CausalTransformer, "recurrent": Recurrent}
-CONDITIONERS = Registry("conditioner", _NETWORKS, _OF_A_LAYER)
+CONDITIONERS = Registry("conditioner", _NETWORKS)
 POSTERIORS = Registry(
     "posterior",
     {
@@ -291,14 +459,11 @@ POSTERIORS = Registry(
         "linear": _linear,
         "diagonal": Diagonal,
     },
-    _OF_A_LAYER,
 )
 _TRANSFORMS = {"shift": ModularShift, "affine": ModularAffine}
-TRANSFORMS = Registry("transform", _TRANSFORMS, ("categories",))
+TRANSFORMS = Registry("transform", _TRANSFORMS)
 BASES = Registry(
-    "base",
-    {"learned": functools.partial(FactorisedBase, p0=0.998, learned=True), "fixed": FactorisedBase},
-    ("features", "categories", "learned", "probabilities"),
+    "base", {"learned": functools.partial(FactorisedBase, p0=0.998, learned=True), "fixed": FactorisedBase}
 )
 ESTIMATORS = Registry(
     "estimator",
@@ -324,10 +489,10 @@ ESTIMATORS = Registry(
 )
 
 PARTS: dict[str, type[nn.Module]] = {
+    **{"flow": LatentFlow, "mixture": Mixture, "layer": Layer, "base": FactorisedBase},
     **_NETWORKS,
+    **{"mlp": MLP, "diagonal": Diagonal},
     **_TRANSFORMS,
-    "mlp": MLP,
-    "diagonal": Diagonal,
     "xor": Xor,
 }
-"""The names by which the `model` of a `config.json` calls conditioners and transforms."""
+"""The names by which the `model` of a `config.json` calls what it is made of."""

@@ -15,7 +15,7 @@ from xorflow.flows import Flow, LatentFlow, Mixture, refit_base
 from xorflow.training.config import Options
 from xorflow.training.devices import bf16_autocast, out_of_memory_as_error
 from xorflow.training.init import category_counts, category_frequencies
-from xorflow.training.specs import Trainable
+from xorflow.training.registry import Trainable
 
 if TYPE_CHECKING:
     from xorflow.training.trainer import Trainer

@@ -38,9 +38,15 @@ from xorflow.training.folder import (
 from xorflow.training.init import init_from_data, init_from_flow
 from xorflow.training.metrics import require_tensorboard
 from xorflow.training.optimiser import hidden_matrices
-from xorflow.training.registry import BASES, CONDITIONERS, ESTIMATORS
+from xorflow.training.registry import (
+    CONDITIONERS,
+    ESTIMATORS,
+    Trainable,
+    flow_from_spec,
+    flow_to_spec,
+    model_for,
+)
 from xorflow.training.results import INCOMPLETE, require_complete, result_of
-from xorflow.training.specs import Trainable, flow_from_spec, flow_to_spec, model_for
 from xorflow.training.storage import has_tensors, install, read_weights, save_tensors
 from xorflow.training.trainer import Observer, Trainer
 
@@ -242,9 +248,9 @@ def _trainer(
 def remedy_for(options: Options) -> str:
     """Which options lower the need of memory."""
     call = CONDITIONERS.read(options.conditioner)
-    if "hidden" in call.defaults:
+    if "hidden" in call:
         return "lower batch_size, or hidden of the conditioner"
-    wide = "width, depth or reach" if call.settings.get("reach") else "width or depth"
+    wide = "width, depth or reach" if "reach=" in options.conditioner else "width or depth"
     return f"raise accumulate, or lower batch_size, or {wide} of the conditioner"
 
 
@@ -269,7 +275,7 @@ def _initialise(options: Options, flow: Trainable, dataset: Dataset) -> None:
         before, what = open_run(run).latent, f"the run in {run}"
         if not isinstance(flow, LatentFlow):
             raise ConfigError("init=RUN is for a single flow, and this is a mixture; leave it out")
-        init_from_flow(flow, before, what, keep_base="p0" in BASES.read(options.base).settings)
+        init_from_flow(flow, before, what, keep_base="p0=" in options.base)
 
 
 def _fresh_flow(options: Options, dataset: Dataset, model: dict | None) -> Trainable:

@@ -43,8 +43,8 @@ from xorflow.training.devices import (
 from xorflow.training.failure import not_finite
 from xorflow.training.metrics import MetricsLog
 from xorflow.training.optimiser import make_optimiser
+from xorflow.training.registry import Trainable
 from xorflow.training.results import likelihood
-from xorflow.training.specs import Trainable
 
 
 class Interrupted(Exception):
