@@ -326,6 +326,7 @@ def test_many_small_parts_are_as_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(model_for(spec, tiny_flow().state_dict()), LatentFlow)
     with pytest.raises(CheckpointError, match="larger than its weights"):
         model_for(spec | {"layers": spec["layers"] * 1000}, tiny_flow().state_dict())
+    assert torch.is_grad_enabled()  # refused within torch.no_grad(), which ends all the same
 
 
 @pytest.mark.parametrize(

@@ -406,6 +406,8 @@ class _AtMost(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         del types
+        if func is torch._C._set_grad_enabled:  # makes nothing, and has to be restored on the way out
+            return func(*args, **(kwargs or {}))
         self._left -= max(_count(func, args), _LEAST)
         if self._left < 0:
             raise _too_large()
