@@ -24,7 +24,7 @@ PUBLIC = {
         SequenceConditioner Source coupling_mask ranks resolve_order
     """,
     "xorflow.flows": """
-        GREEDY Choices Conditionals Draws Flow Known LatentFlow Layer Mixture Model ModelDistribution
+        GREEDY Choices Conditionals Draws Flow LatentFlow Layer Mixture Model ModelDistribution
         Point SampleNoise Stack Steps Trace refit_base with_base
     """,
 }

@@ -268,25 +268,22 @@ def test_a_shared_layer_is_evaluated_once():
     values = [found.values for found in evaluate.exact_each([mixture, *parts, mixture.greedy()], x)]
     assert len(passes) == len(parts)
     close(values[0], torch.logaddexp(values[1], values[2]) - math.log(2))
-    evaluate.layer_use(parts[0], x)
-    assert len(passes) == len(parts) + 1
 
 
-def test_what_is_remembered_of_a_mixture_is_counted():
+def test_models_that_share_layers_take_no_more_than_the_largest_of_them():
     parts = [LatentFlow([Layer(MADE(3, hidden=(8,)))], FactorisedBase(3)).double() for _ in range(5)]
     mixture, x = Mixture(parts).double(), all_states((2,) * 3)
     of_one = bytes_of_a_draw(parts[0], 1)
     evaluate.exact(mixture, x, memory=of_one)
-    evaluate.exact_each([parts[0], parts[0].greedy()], x, memory=of_one)  # the one pass has its logits
-    enough = of_one + 4 * 3 * 8  # four others' logits of three features
-    evaluate.exact_each([mixture, mixture.greedy()], x, memory=enough)
-    with pytest.raises(ConfigError, match=f"allow at least {enough:,}$"):
-        evaluate.exact_each([mixture, mixture.greedy()], x, memory=enough - 1)
+    for models in ([parts[0], parts[0].greedy()], [mixture, mixture.greedy()]):
+        evaluate.exact_each(models, x, memory=of_one)
+        with pytest.raises(ConfigError, match=f"allow at least {of_one:,}$"):
+            evaluate.exact_each(models, x, memory=of_one - 1)
 
 
 def test_models_that_take_other_rows_are_not_evaluated_together():
     flows = [LatentFlow([Layer(MADE(d, hidden=(8,)))], FactorisedBase(d)) for d in (3, 4)]
-    with pytest.raises(ModelError, match="evaluate each of them by itself"):
+    with pytest.raises(ModelError, match="model 1 has 3, and model 2 has 4; build them alike"):
         evaluate.exact_each(flows, torch.zeros(2, 3, dtype=torch.int64))
     with pytest.raises(ModelError, match="give at least one"):
         evaluate.exact_each([], torch.zeros(2, 3, dtype=torch.int64))

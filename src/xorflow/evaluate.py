@@ -15,7 +15,8 @@ from xorflow._cuda import devices, kernels
 from xorflow._math import philox_uniforms
 from xorflow.data import Batch, Split, validate
 from xorflow.errors import ConfigError, DataError, ModelError
-from xorflow.flows import GREEDY, Known, LatentFlow, Mixture, Model, Point, Stack
+from xorflow.flows import GREEDY, LatentFlow, Mixture, Model, Stack
+from xorflow.flows.model import check_alike
 
 Kind = Literal["exact", "lower bound"]
 
@@ -116,9 +117,9 @@ def exact_each(
     memory: int | None = None,
     autocast: torch.dtype | None = None,
 ) -> list[LogLikelihood]:
-    """`exact` of several models on the same data; a first layer that several of them share is evaluated once.
+    """`exact` of several models on the same data; layers that several of them share are passed once, where that tells all.
 
-    So it is in a flow and its deterministic flow, on its own base or on another, and in a mixture and its components.
+    So it is in a flow of depth 1 and its deterministic flow, on its own base or another, and in a mixture and its components.
 
     Args:
         flows: models over the same space, on one device and of one type.
@@ -131,35 +132,33 @@ def exact_each(
     if not flows:
         raise ModelError("models are evaluated together, and none were given; give at least one")
     first = flows[0]
-    for other in flows[1:]:
-        _check_alike(first, other)
+    check_alike("model", "of one evaluation", flows)
     values: list[list[Tensor]] = [[] for _ in flows]
-    kept = kept_of_a_row(flows) if len(flows) > 1 else 0
-    rows = min(rows_at_a_time(flow, memory, batch_size, kept) for flow in flows)
+    rows = min(rows_at_a_time(flow, memory, batch_size) for flow in flows)
     with torch.autocast(first.device.type, dtype=autocast, enabled=autocast is not None):
         for batch in _batches(first, data, context, rows):
-            x = first.states.integers(batch.x)
-            known = _shared_choices(flows, x, batch.context)
-            for flow, of_flow in zip(flows, values, strict=True):
-                of_flow.append(flow.log_likelihood(x, batch.context, known=known))
+            of_batch = _log_likelihoods(flows, first.states.integers(batch.x), batch.context)
+            for of_flow, value in zip(values, of_batch, strict=True):
+                of_flow.append(value)
     return [LogLikelihood(torch.cat(of_flow), "exact", first.features) for of_flow in values]
 
 
-def _shared_choices(models: Sequence[Model], x: Tensor, context: Tensor | None) -> Known:
-    """The choices of first layers that occur more than once."""
-    layers = [flow.layers[0] for model in models for flow in model.flows]
-    shared = {layer for layer in layers if layers.count(layer) > 1 and not layer.autoregressive_in_u}
-    return {layer: layer.generator_choices(Point(x, x), context) for layer in shared}
-
-
-def _check_alike(first: Model, other: Model) -> None:
-    """Raise unless both take the same rows."""
-    for what in ("states", "context_features", "dtype", "device"):
-        if getattr(first, what) != getattr(other, what):
-            raise ModelError(
-                f"models that are evaluated together have the same categories, context, type and device, and their {what} "
-                "differ; evaluate each of them by itself"
-            )
+def _log_likelihoods(models: Sequence[Model], x: Tensor, context: Tensor | None) -> list[Tensor]:
+    """Of each model; what several flows in closed form need of the same layers is read off one pass."""
+    if len(models) == 1:
+        return [models[0].log_likelihood(x, context)]
+    flows = dict.fromkeys(flow for model in models for flow in model.flows)
+    values: dict[Stack, Tensor] = {}
+    for layers in dict.fromkeys(flow.layers for flow in flows):
+        sharing = [flow for flow in flows if flow.layers is layers]
+        closed = [flow for flow in sharing if flow.has_closed_form]
+        trace = closed[0].run(x, draws=GREEDY, context=context) if len(closed) > 1 else None
+        for flow in sharing:
+            if trace is None or not flow.has_closed_form:
+                values[flow] = flow.log_likelihood(x, context)
+            else:
+                values[flow] = flow.by_feature(trace).double().sum(-1)
+    return [model.combined([values[flow] for flow in model.flows]) for model in models]
 
 
 def greedy(
@@ -283,9 +282,7 @@ def layer_use(
     for index, batch in enumerate(_batches(flow, data, context, most)):
         x, rows = flow.states.integers(batch.x), (index * most, len(batch.x))
         noise = _noise(flow, seed, (0, 1), rows, len(data), flow.depth)[0]
-        known = _shared_choices([flow, flow], x, batch.context)
-        drawn = flow.run(x, draws=noise, context=batch.context, known=known)
-        hard = flow.run(x, draws=GREEDY, context=batch.context, known=known)
+        drawn, hard = (flow.run(x, draws=draws, context=batch.context) for draws in (noise, GREEDY))
         # a network that sees nothing has logits without rows
         shape = (len(x), flow.depth, flow.features)
         entropies = torch.stack(
@@ -342,10 +339,7 @@ def _log_weights(
     flow: LatentFlow, x: Tensor, context: Tensor | None, noise: Tensor, stop: int, proposal: Literal["p", "q"]
 ) -> Tensor:
     trace = flow.run(x, draws=noise, context=context, stop=stop, proposal=proposal)
-    if stop < flow.depth:
-        reward = flow.log_marginal(trace.end, context).double().sum(-1)
-    else:
-        reward = flow.base.log_prob(trace.end.state).double().sum(-1)
+    reward = flow.log_marginal(trace.end, context).double().sum(-1)
     reward = reward.expand(*noise.shape[:2])  # (S, B): nothing was drawn if the only layer is summed out
     if proposal == "q" and stop > 0:
         reward = reward + (trace.log_p() - trace.log_q()).double().sum((-1, -2))
@@ -398,8 +392,8 @@ def _context(flow: Model, context: Tensor | None) -> Tensor | None:
     return context.to(flow.device, flow.dtype)
 
 
-def rows_at_a_time(flow: Model, memory: int | None, at_most: int | None = None, kept: int = 0) -> int:
-    """How many rows pass at once within `memory` bytes, at most `at_most`; `kept` bytes of each are there beside its pass.
+def rows_at_a_time(flow: Model, memory: int | None, at_most: int | None = None) -> int:
+    """How many rows pass at once within `memory` bytes, at most `at_most`.
 
     Without either: a number that leaves a CPU's caches room, and on CUDA as many as fill the device, for whose launches fewer
     rows would only wait.
@@ -408,25 +402,13 @@ def rows_at_a_time(flow: Model, memory: int | None, at_most: int | None = None, 
         ConfigError: if one row takes more.
     """
     on_cuda = flow.device.type == "cuda"
-    if memory is not None:
-        return min(
-            at_most or (_ROWS_ON_CUDA if on_cuda else _ROWS),
-            fitting(memory, _of_a_row(flow) + kept, "a pass of one row"),
-        )
-    if at_most is not None or not on_cuda:
+    if memory is None and (at_most is not None or not on_cuda):
         return at_most or _ROWS
-    return max(_ROWS, min(_ROWS_ON_CUDA, 2**31 // (_of_a_row(flow) + kept)))
-
-
-def _of_a_row(flow: Model) -> int:
-    return max(bytes_of_a_draw(part, part.depth) for part in flow.flows)
-
-
-def kept_of_a_row(flows: Sequence[Model]) -> int:
-    """What remembered first layers take beside the pass of one of them: the logits of all others."""
-    layers = {part.layers[0] for flow in flows for part in flow.flows}
-    widths = [layer.transform.choices.flat for layer in layers]
-    return torch.finfo(flows[0].dtype).bits // 8 * (sum(widths) - max(widths))
+    of_a_row = max(bytes_of_a_draw(part, part.depth) for part in flow.flows)
+    if memory is None:
+        return max(_ROWS, min(_ROWS_ON_CUDA, 2**31 // of_a_row))
+    most = at_most or (_ROWS_ON_CUDA if on_cuda else _ROWS)
+    return min(most, fitting(memory, of_a_row, "a pass of one row"))
 
 
 def fitting(memory: int, of_one: int, what: str) -> int:

@@ -6,7 +6,6 @@ import torch
 import xorflow as xf
 import zoo
 from enumeration import all_states, padded, sequential_sample
-from xorflow.flows.layer import invert
 
 
 @pytest.mark.parametrize("name", zoo.names())
@@ -75,7 +74,7 @@ def test_what_never_converges_is_an_error(monkeypatch):
         flow.layers[0].conditioner.net.layers[-1].weight.fill_(2.0)
         flow.layers[0].conditioner.net.layers[-1].bias.fill_(-1.0)  # u = x: no x leads to y = 1
     with pytest.raises(AssertionError, match="converges"):
-        invert(flow.layers, torch.ones(1, 1, dtype=torch.uint8), "greedy", None)
+        flow.invert(torch.ones(1, 1, dtype=torch.uint8), "greedy", None)
 
 
 def test_a_context_may_be_shared_and_of_another_float_type():

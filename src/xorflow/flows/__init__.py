@@ -3,7 +3,7 @@
 from xorflow.flows.choices import GREEDY, Choices, Draws
 from xorflow.flows.conditionals import Conditionals, Steps
 from xorflow.flows.flow import Flow, LatentFlow, Stack
-from xorflow.flows.layer import Known, Layer, Point, Trace
+from xorflow.flows.layer import Layer, Point, Trace
 from xorflow.flows.mixture import Mixture
 from xorflow.flows.model import Model, ModelDistribution, SampleNoise
 from xorflow.flows.rebase import refit_base, with_base
@@ -14,7 +14,6 @@ __all__ = [
     "Conditionals",
     "Draws",
     "Flow",
-    "Known",
     "LatentFlow",
     "Layer",
     "Mixture",

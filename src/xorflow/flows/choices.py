@@ -17,11 +17,15 @@ from torch.nn.functional import softplus as torch_softplus
 from xorflow._math import Function
 from xorflow._states import Layout
 from xorflow.bases import FactorisedBase
+from xorflow.errors import Intractable
 from xorflow.transforms import Transform
 
 GREEDY: Literal["greedy"] = "greedy"
 Draws = Tensor | Literal["greedy"]
 """Uniforms in (0, 1) if floating, the choices u themselves if integers, both (..., L, D); or the most probable choice."""
+
+_MOST_PAIRS = 2**22
+"""How many pairs of a value and a choice all conditionals of a feature may have where a base is not tied."""
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -261,3 +265,22 @@ def log_marginal(choices: Choices, transform: Transform, base: FactorisedBase, s
     if transform.is_xor:  # as below, without a stack that autograd would take apart again
         return log_mixture(choices.logits, *_kept_and_flipped(base, state))
     return choices.log_mixture(outcomes(transform, base, state))
+
+
+def log_marginals(choices: Choices, transform: Transform, base: FactorisedBase, feature: int) -> Tensor:
+    """The same for all values of one feature, (B, K) float64, from the choices at it, (B, flat)."""
+    log_p = choices.log_probs()[0][:, 0].double()  # (B, U)
+    d = torch.tensor(feature, device=log_p.device)
+    u = torch.arange(log_p.shape[-1], device=log_p.device)
+    values, size = base.log_probs_of(feature).double(), transform.states.sizes[feature]
+    if base.tied:  # linear in K: what leads to category 0, and what leads elsewhere
+        source = transform.value_to_data(torch.zeros_like(u), u, d)
+        mass = log_p.new_zeros(len(log_p), size).index_add_(-1, source, log_p.exp())
+        return (mass * values[0].exp() + (1 - mass).clamp_min(0) * values[-1].exp()).log()
+    if size * len(u) > _MOST_PAIRS:
+        raise Intractable(
+            f"all conditionals of feature {feature} take {size} x {len(u)} sums for each row; use a tied base, "
+            "FactorisedBase(..., tied=True), where they are linear in the number of categories"
+        )
+    y = transform.value_to_base(torch.arange(size, device=log_p.device)[:, None], u, d)  # (K, U)
+    return torch.logsumexp(log_p.unsqueeze(1) + values[y], -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +14,9 @@ from xorflow._math import ENUMERATION_LIMIT, enumerate_states
 from xorflow.bases import FactorisedBase
 from xorflow.data import validate
 from xorflow.errors import Intractable, ModelError
-from xorflow.flows.choices import GREEDY, Choices, Draws, log_marginal, outcomes
-from xorflow.flows.conditionals import Conditionals, DeterministicConditionals, LatentConditionals
-from xorflow.flows.layer import Known, Layer, LayerList, Point, Proposal, Trace, invert
+from xorflow.flows.choices import GREEDY, Choices, Draws, log_marginal, log_marginals, outcomes
+from xorflow.flows.conditionals import Conditionals, FlowConditionals
+from xorflow.flows.layer import Layer, LayerList, Point, Proposal, Trace, fixed_point, invert_layer
 from xorflow.flows.model import Model, SampleNoise
 from xorflow.flows.validity import check_fit, check_normalised, is_chain
 
@@ -54,14 +55,6 @@ class Stack(Model):
         """Whether every layer has a posterior to draw choices from."""
         return all(layer.posterior is not None for layer in self.layers)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.base.logits.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.base.logits.device
-
     def _rows(self) -> list[tuple[str, object]]:
         layers = [(f"layer {number} of {self.depth}", layer) for number, layer in enumerate(self.layers, 1)]
         return [*super()._rows(), *layers, ("base", self.base)]
@@ -79,7 +72,6 @@ class Stack(Model):
         context: Tensor | None = None,
         stop: int | None = None,
         proposal: Proposal = "p",
-        known: Known | None = None,
     ) -> Trace:
         """Pass from data (integers), or from any point of an earlier pass, towards the base.
 
@@ -89,10 +81,28 @@ class Stack(Model):
             context: (..., C).
             stop: pass the layers before this one (default: all).
             proposal: whose distribution the choices are drawn from, the generator's p or the posterior's q.
-            known: p of first layers at these very data, computed already.
         """
         point = start if isinstance(start, Point) else self.start(start)
-        return self.layers.run(point, draws, context, stop=stop, proposal=proposal, known=known)
+        begin, us, generator, posterior = point, [], [], []
+        for index, layer in enumerate(list(self.layers)[point.layer : stop]):
+            u, p, q = layer.choose(point, _of_layer(draws, index), context, proposal)
+            us.append(u)
+            generator.append(p)
+            posterior.append(q)
+            point = point.after(layer.transform, u)
+        drawn_by_q = tuple(posterior) if proposal == "q" else None
+        return Trace(begin, point, tuple(us), tuple(generator), drawn_by_q)
+
+    @abstractmethod
+    def by_feature(self, trace: Trace) -> Tensor:
+        """What the whole greedy pass of some data tells of log p(x), by feature (..., D), with gradient."""
+
+    @abstractmethod
+    def of_all_values(self, feature: int, choices: Sequence[Choices]) -> Tensor:
+        """log p(x_d = k | what is before d), (B, K_d) float64, from each layer's choices at the feature, (B, flat)."""
+
+    def conditionals(self, context: Tensor | None = None) -> Conditionals:
+        return FlowConditionals(self, context)
 
     def draw_noise(self, count: int, generator: torch.Generator | None = None) -> SampleNoise:
         size = (count, self.depth + 1, self.features)
@@ -100,11 +110,30 @@ class Stack(Model):
         return SampleNoise(uniforms[:, 0], uniforms[:, 1:])
 
     def invert(self, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
-        """Integers x from integers y with the noise held: uniforms (..., L, D), or greedy choices."""
-        return invert(self.layers, y, draws, context, together=self.is_chain).long()
+        """Integers x from integers y with the noise held: uniforms (..., L, D), or greedy choices.
+
+        Layers that see more than the running state are inverted together: that is triangular, hence converges, since they share
+        one ordering.
+        """
+        if self.is_chain:
+            return fixed_point(lambda x: self._step(x, y, draws, context), y).long()
+        for index in reversed(range(self.depth)):
+            y = invert_layer(self.layers[index], y, _of_layer(draws, index), context)
+        return y.long()
+
+    def _step(self, x: Tensor, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
+        """x from y by the choices that a guess of x leads to."""
+        us = self.run(x, draws=draws, context=context).us
+        for layer, u in zip(reversed(self.layers), reversed(us), strict=True):
+            y = layer.transform.to_data(y, u)
+        return y
 
     def floor(self) -> Tensor:
         return self.base.floor()
+
+
+def _of_layer(draws: Draws, index: int) -> Draws:
+    return draws if isinstance(draws, str) else draws[..., index, :]
 
 
 class Flow(Stack):
@@ -129,14 +158,18 @@ class Flow(Stack):
     def greedy(self) -> Flow:
         return self
 
-    def log_likelihood(
-        self, x: Tensor, context: Tensor | None = None, *, known: Known | None = None
-    ) -> Tensor:
-        end = self.run(x, draws=GREEDY, context=context, known=known).end
-        return self.base.log_prob(end.state).double().sum(-1)
+    def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        return self.by_feature(self.run(x, draws=GREEDY, context=context)).double().sum(-1)
 
-    def conditionals(self, context: Tensor | None = None) -> Conditionals:
-        return DeterministicConditionals(self.layers, self.base, context)
+    def by_feature(self, trace: Trace) -> Tensor:
+        return self.base.log_prob(trace.end.state)
+
+    def of_all_values(self, feature: int, choices: Sequence[Choices]) -> Tensor:
+        size, d = self.categories[feature], torch.tensor([feature], device=self.device)
+        y = torch.arange(size, device=self.device)
+        for layer, of_layer in zip(self.layers, choices, strict=True):
+            y = layer.transform.to_base(y, of_layer.mode(), d)
+        return self.base.log_probs_of(feature).double()[y.long()]
 
     @torch.no_grad()
     def to_base(self, x: Tensor, context: Tensor | None = None) -> Tensor:
@@ -192,26 +225,27 @@ class LatentFlow(Stack):
     def greedy(self) -> Flow:
         return Flow(self.layers, self.base)
 
-    def last_generator(self, point: Point, context: Tensor | None, known: Known | None = None) -> Choices:
+    def last_generator(self, point: Point, context: Tensor | None) -> Choices:
         """The last layer's choice at a point before it, for layers whose choices can be summed out."""
         if not self.last_layer_summable:
             raise ModelError(
                 "the last layer is autoregressive in its own u: its choices cannot be summed out"
             )
-        last = self.layers[-1]
-        return known[last] if known and last in known else last.generator_choices(point, context)
+        return self.layers[-1].generator_choices(point, context)
 
     def last_choices(self, point: Point, context: Tensor | None) -> tuple[Choices, list[Tensor]]:
         """The last layer's choice and the log base probability that each of its values leads to, by group (..., n, U)."""
         choices = self.last_generator(point, context)
         return choices, outcomes(self.layers[-1].transform, self.base, point.state)
 
-    def log_marginal(self, point: Point, context: Tensor | None = None, known: Known | None = None) -> Tensor:
+    def log_marginal(self, point: Point, context: Tensor | None = None) -> Tensor:
         r"""The last layer summed out, feature by feature: :math:`\log \sum_{u_d} p(u_d)\, p_d(x_d \ominus u_d)`, (..., D).
 
-        At depth 1, from the start, its sum over d is log p(x).
+        At depth 1, from the start, its sum over d is log p(x). Behind the last layer nothing is left to sum: log p_Y(y).
         """
-        return self._summed_out(self.last_generator(point, context, known), point.state)
+        if point.layer == self.depth:
+            return self.base.log_prob(point.state)
+        return self._summed_out(self.last_generator(point, context), point.state)
 
     def _summed_out(self, choices: Choices, state: Tensor) -> Tensor:
         return log_marginal(choices, self.layers[-1].transform, self.base, state)
@@ -244,12 +278,16 @@ class LatentFlow(Stack):
         of_zero, of_one = self._summed_out(choices, zeros), self._summed_out(choices, zeros + 1)
         return torch.lerp(of_zero, of_one, probabilities.to(of_zero)).sum(-1)
 
-    def log_likelihood(
-        self, x: Tensor, context: Tensor | None = None, *, known: Known | None = None
-    ) -> Tensor:
+    def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         if self.has_closed_form:
-            return self.log_marginal(self.start(x), context, known).double().sum(-1)
+            return self.log_marginal(self.start(x), context).double().sum(-1)
         return self._enumerated(x, context)
+
+    def by_feature(self, trace: Trace) -> Tensor:
+        return self._summed_out(trace.generator[0], trace.start.state)
+
+    def of_all_values(self, feature: int, choices: Sequence[Choices]) -> Tensor:
+        return log_marginals(choices[0], self.layers[0].transform, self.base, feature)
 
     def conditionals(self, context: Tensor | None = None) -> Conditionals:
         if not self.has_closed_form:
@@ -257,27 +295,21 @@ class LatentFlow(Stack):
                 "p(x_d | what is before d) of a latent flow needs depth 1 and choices that do not see their own u, whose past "
                 f"values x does not determine; this one has depth {self.depth}: try flow.greedy() with one ordering"
             )
-        return LatentConditionals(self.layers, self.base, context)
+        return super().conditionals(context)
 
     def _enumerated(self, x: Tensor, context: Tensor | None) -> Tensor:
-        stop = self.depth - 1 if self.last_layer_summable else self.depth
-        u = self._all_choices(stop)  # (T, L', D)
+        stop = self.depth - self.last_layer_summable
+        u = self._all_choices(stop).unsqueeze(1)  # (T, 1, L', D)
         rows = max(1, ENUMERATION_LIMIT // len(u))  # so that memory is bounded by the limit, not by the batch
-        log_likelihoods = [
-            self._sum_over(u, x[i : i + rows], None if context is None else context[i : i + rows])
-            for i in range(0, max(1, len(x)), rows)
-        ]
+        log_likelihoods = []
+        for first in range(0, max(1, len(x)), rows):
+            part = slice(first, first + rows)
+            seen = None if context is None else context[part].unsqueeze(0)
+            trace = self.run(x[part].unsqueeze(0), draws=u, context=seen, stop=stop)
+            log_u = trace.log_p().double().sum((-1, -2))  # (T, B)
+            summed = self.log_marginal(trace.end, seen).double().sum(-1)
+            log_likelihoods.append(torch.logsumexp(log_u + summed, 0))
         return torch.cat(log_likelihoods)
-
-    def _sum_over(self, u: Tensor, x: Tensor, context: Tensor | None) -> Tensor:
-        stop = u.shape[-2]
-        if context is not None:
-            context = context.unsqueeze(0)
-        trace = self.run(x.unsqueeze(0), draws=u.unsqueeze(1), context=context, stop=stop)
-        log_u = trace.log_p().double().sum((-1, -2))  # (T, B)
-        summed = stop < self.depth
-        ends = self.log_marginal(trace.end, context) if summed else self.base.log_prob(trace.end.state)
-        return torch.logsumexp(log_u + ends.double().sum(-1), 0)
 
     def _all_choices(self, stop: int) -> Tensor:
         """Every u of the layers before `stop`, (T, L', D)."""

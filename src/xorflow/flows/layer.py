@@ -13,15 +13,15 @@ goes on from there, as a rule for the one pass that confirms it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
-from xorflow._repr import brief
-from xorflow._states import NEVER, Layout
+from xorflow._repr import as_call, brief
+from xorflow._states import NEVER, Alphabet, Layout
 from xorflow.conditioners.base import Conditioner, Incremental, Source
 from xorflow.errors import ModelError
 from xorflow.flows.choices import Choices, Draws, choose
@@ -29,9 +29,6 @@ from xorflow.transforms import ModularShift, Transform
 
 Proposal = Literal["p", "q"]
 """Whose distribution choices are drawn from: the generator's p or the posterior's q."""
-
-Known = Mapping[nn.Module, Choices]
-"""By layer, p(u | data) of first layers, computed already for the very rows and context of a pass."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +53,10 @@ class Point:
         previous = self.x if self.previous is None else self.previous
         inputs = {Source.X: self.x, Source.STATE: self.state, Source.PREVIOUS: previous}
         return inputs if own is None else inputs | {Source.OWN: own}
+
+    def after(self, transform: Transform, u: Tensor) -> Point:
+        """The point behind the next layer, whose transform this is, where it takes the choice u."""
+        return Point(self.x, transform.to_base(self.state, u), u, self.layer + 1)
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class Layer(nn.Module):
     """
 
     unmoved: Tensor | None
+    identity: Tensor
 
     def __init__(
         self,
@@ -145,6 +147,7 @@ class Layer(nn.Module):
         self.layout = Layout(self.transform.choices)
         mask = conditioner.mask
         self.register_buffer("unmoved", None if mask is None else mask.clone(), persistent=False)
+        self.register_buffer("identity", _identity(self.transform.choices), persistent=False)
         if frozen:
             self.requires_grad_(False)
 
@@ -160,16 +163,10 @@ class Layer(nn.Module):
         return {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
-        shown = [repr(self.conditioner)]
-        if type(self.transform) is not ModularShift:
-            shown.append(repr(self.transform))
-        if self.posterior is not None:
-            shown.append(f"posterior={self.posterior!r}")
-        if self.relative:
-            shown.append("relative=True")
-        if self.frozen:
-            shown.append("frozen=True")
-        return f"Layer({', '.join(shown)})"
+        settings = self.config()
+        if type(self.transform) is ModularShift:
+            settings["transform"] = None
+        return as_call(self, settings, repr(settings.pop("conditioner")))
 
     def _check_fit(self, role: str, network: Conditioner) -> None:
         for what, have, need in (
@@ -211,20 +208,13 @@ class Layer(nn.Module):
         return Choices(self._on_support(logits), self.layout)
 
     def choose(
-        self, point: Point, draws: Draws, context: Tensor | None, known: Known | None = None
-    ) -> tuple[Tensor, Choices]:
-        """u by the draws (..., D), and p(u | what it sees) there."""
-        if self.autoregressive_in_u:
-            u = self._choose_in_order(point, draws, context)
-            return u, self.generator_choices(point, context, u)
-        p = known[self] if known and self in known else self.generator_choices(point, context)
-        return choose(p, draws), p
-
-    def propose(self, point: Point, draws: Draws, context: Tensor | None) -> tuple[Tensor, Choices, Choices]:
-        """u by the draws from the posterior, and both p(u | what it sees) and q(u | what it sees) there."""
+        self, point: Point, draws: Draws, context: Tensor | None, proposal: Proposal = "p"
+    ) -> tuple[Tensor, Choices, Choices | None]:
+        """u by the draws (..., D) from the proposal, p(u | what it sees) and, if that is the proposal, q(u | what it sees)."""
         p = None if self.autoregressive_in_u else self.generator_choices(point, context)
-        q = self.posterior_choices(point, context, p)
-        u = choose(q, draws)
+        q = self.posterior_choices(point, context, p) if proposal == "q" else None
+        drawn = q or p
+        u = self._choose_in_order(point, draws, context) if drawn is None else choose(drawn, draws)
         return u, p or self.generator_choices(point, context, u), q
 
     @torch.no_grad()
@@ -248,14 +238,14 @@ class Layer(nn.Module):
         """Logits that are certain of u = 0, and have no gradient, at features that the layer leaves alone."""
         if self.unmoved is None:
             return logits
-        parts = []
-        for part, unmoved in zip(self.layout.logits(logits), self.layout.split(self.unmoved), strict=True):
-            if part.dim() == logits.dim():  # log-odds of bits
-                parts.append(part.masked_fill(unmoved, NEVER))
-            else:
-                identity = torch.arange(part.shape[-1], device=part.device) == 0
-                parts.append(torch.where(unmoved[:, None], torch.where(identity, 0.0, NEVER).to(part), part))
-        return self.layout.packed(parts)
+        return torch.where(self.layout.spread(self.unmoved), self.identity.to(logits.dtype), logits)
+
+
+def _identity(choices: Alphabet) -> Tensor:
+    """Packed logits that are certain of u = 0, (flat,)."""
+    logits = torch.full((choices.flat,), NEVER)
+    logits[[first for first, size in zip(choices.first_logits, choices.sizes, strict=True) if size != 2]] = 0
+    return logits
 
 
 class LayerList(nn.ModuleList):
@@ -271,53 +261,11 @@ class LayerList(nn.ModuleList):
     def __getitem__(self, idx: int | slice) -> Layer | LayerList:  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().__getitem__(idx)  # pyright: ignore[reportReturnType]
 
-    def run(
-        self,
-        start: Point,
-        draws: Draws,
-        context: Tensor | None,
-        *,
-        stop: int | None = None,
-        proposal: Proposal = "p",
-        known: Known | None = None,
-    ) -> Trace:
-        """Pass through the layers from `start` on; see `Stack.run`."""
-        point, us = start, []
-        generator: list[Choices] = []
-        posterior: list[Choices] = []
-        for index, layer in enumerate(list(self)[start.layer : stop]):
-            of_layer = draws if isinstance(draws, str) else draws[..., index, :]
-            if proposal == "q":
-                u, p, q = layer.propose(point, of_layer, context)
-                posterior.append(q)
-            else:
-                u, p = layer.choose(point, of_layer, context, known)
-            us.append(u)
-            generator.append(p)
-            point = Point(point.x, layer.transform.to_base(point.state, u), u, point.layer + 1)
-        return Trace(start, point, tuple(us), tuple(generator), tuple(posterior) if proposal == "q" else None)
-
 
 # ---- from base to data ----
 
 _BLOCK_SIZE = 56
 """Features decoded together: large enough to amortise a block's overhead, small enough to converge in few rounds."""
-
-
-@torch.no_grad()
-def invert(
-    layers: LayerList, y: Tensor, draws: Draws, context: Tensor | None, *, together: bool = False
-) -> Tensor:
-    """Integers x from integers y with the noise held: uniforms (..., L, D), or greedy choices.
-
-    Layers that see more than the running state are inverted `together`.
-    """
-    if together:
-        return _fixed_point(lambda x: _joint_step(layers, x, y, draws, context), y)
-    for index in reversed(range(len(layers))):
-        of_layer = draws if isinstance(draws, str) else draws[..., index, :]
-        y = invert_layer(layers[index], y, of_layer, context)
-    return y
 
 
 def invert_layer(layer: Layer, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
@@ -331,7 +279,7 @@ def by_passes(
     layer: Layer, y: Tensor, draws: Draws, context: Tensor | None, guess: Tensor | None = None
 ) -> Tensor:
     """The fixed-point iteration, from y or from a better guess."""
-    return _fixed_point(lambda x: _step(layer, x, y, draws, context), y if guess is None else guess)
+    return fixed_point(lambda x: _step(layer, x, y, draws, context), y if guess is None else guess)
 
 
 def by_decoding(layer: Layer, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor | None:
@@ -376,19 +324,12 @@ def _decode(layer: Layer, decoder: Incremental, order: Tensor, base: Tensor, noi
 
 def _step(layer: Layer, x: Tensor, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
     """x from y by the choices that a guess of x leads to."""
-    u, _ = layer.choose(Point(x, x), draws, context)
+    u, *_ = layer.choose(Point(x, x), draws, context)
     return layer.transform.to_data(y, u)
 
 
-def _joint_step(layers: LayerList, x: Tensor, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
-    """All layers at once: triangular, hence convergent, if they share one ordering."""
-    trace = layers.run(Point(x, x), draws, context)
-    for layer, u in zip(reversed(list(layers)), reversed(trace.us), strict=True):
-        y = layer.transform.to_data(y, u)
-    return y
-
-
-def _fixed_point(step: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+def fixed_point(step: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """What a step leaves as it is, from `start` on."""
     x = start
     for _ in range(x.shape[-1] + 1):
         following = step(x)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from xorflow.errors import Intractable, ModelError
 from xorflow.flows.conditionals import Conditionals, MixedConditionals
 from xorflow.flows.flow import Flow, LatentFlow
-from xorflow.flows.layer import Known, Layer, Point
-from xorflow.flows.model import Model, SampleNoise
+from xorflow.flows.layer import Layer, Point
+from xorflow.flows.model import Model, SampleNoise, check_alike
 
 Component = Flow | LatentFlow
 
@@ -70,14 +70,6 @@ class Mixture(Model):
         return list(self)
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.logits.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.logits.device
-
-    @property
     def has_closed_form(self) -> bool:
         return all(component.has_closed_form for component in self)
 
@@ -126,27 +118,23 @@ class Mixture(Model):
         """(M,)."""
         return torch.log_softmax(self.logits, 0)
 
-    def log_likelihood(
-        self, x: Tensor, context: Tensor | None = None, *, known: Known | None = None
-    ) -> Tensor:
+    def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         log_likelihoods = []
         for number, component in enumerate(self, 1):
             try:
-                log_likelihoods.append(component.log_likelihood(x, context, known=known))
+                log_likelihoods.append(component.log_likelihood(x, context))
             except Intractable as error:
                 raise Intractable(
                     f"the likelihood of a mixture needs that of every component, and component {number} has none: {error}"
                 ) from None
-        return self._mixed(torch.stack(log_likelihoods))
+        return self.combined(log_likelihoods)
 
     def conditionals(self, context: Tensor | None = None) -> Conditionals:
         return MixedConditionals([c.conditionals(context) for c in self], self.log_weights())
 
     def log_marginal_total(self, point: Point, context: Tensor | None = None) -> Tensor:
         """log p(x), (B,), of components that are latent flows in closed form; for training."""
-        return self._mixed(
-            torch.stack([flow.log_marginal_total(point, context) for flow in self.latent_components()])
-        )
+        return self.combined([flow.log_marginal_total(point, context) for flow in self.latent_components()])
 
     def latent_components(self) -> list[LatentFlow]:
         """Those that are latent flows; all, if it can be trained."""
@@ -161,10 +149,9 @@ class Mixture(Model):
                     f"and component {number} is none: train its components first, and mix them then"
                 )
 
-    def _mixed(self, values: Tensor) -> Tensor:
-        """(M, ...) to (...)."""
-        weights = self.log_weights().to(values.dtype)
-        return torch.logsumexp(values + weights.view(-1, *(1,) * (values.dim() - 1)), 0)
+    def combined(self, log_likelihoods: Sequence[Tensor]) -> Tensor:
+        values = torch.stack(list(log_likelihoods))
+        return torch.logsumexp(values + self.log_weights().to(values.dtype).unsqueeze(-1), 0)
 
     @torch.no_grad()
     def floor(self) -> Tensor:
@@ -209,24 +196,7 @@ def _check(components: Sequence[Component]) -> None:
                 f"the components of a mixture are Flow or LatentFlow, and component {number} is a "
                 f"{type(component).__name__}"
             )
-    first = _in_common(components[0])
-    for number, other in enumerate(components[1:], 2):
-        for rule, its in _in_common(other).items():
-            if first[rule] != its:
-                raise ModelError(
-                    f"the components of a mixture {rule}: component 1 {first[rule]}, and component {number} {its}; build "
-                    "them alike, or move one with .to(...)"
-                )
-
-
-def _in_common(flow: Component) -> dict[str, str]:
-    """What components must share, by rule."""
-    return {
-        "have the same features": f"has {flow.features}",
-        "have the same categories": f"has {flow.states.short()}",
-        "see the same context": f"takes {flow.context_features} features of it",
-        "have one type and one device": f"is {flow.dtype} on {flow.device}",
-    }
+    check_alike("component", "of a mixture", components)
 
 
 def _checked(weights: Sequence[float] | Tensor | None, count: int) -> Tensor:

@@ -16,7 +16,6 @@ from xorflow._states import Alphabet
 from xorflow.conditioners.base import common_lead
 from xorflow.data import validate
 from xorflow.errors import DataError, ModelError
-from xorflow.flows.layer import Known
 
 if TYPE_CHECKING:
     from xorflow.flows.conditionals import Conditionals
@@ -54,18 +53,18 @@ class Model(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def dtype(self) -> torch.dtype:
-        """The type of its weights."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where its weights are."""
-
-    @property
-    @abstractmethod
     def flows(self) -> Sequence[Stack]:
         """The flows that it is made of: itself, or a mixture's components."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of its weights."""
+        return self.flows[0].base.logits.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self.flows[0].base.logits.device
 
     @property
     @abstractmethod
@@ -91,16 +90,18 @@ class Model(nn.Module, ABC):
         return ModelDistribution(self, context)
 
     @abstractmethod
-    def log_likelihood(
-        self, x: Tensor, context: Tensor | None = None, *, known: Known | None = None
-    ) -> Tensor:
+    def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """Exact log p(x) in nats, (B,) float64, with gradient; `Intractable`, naming what to call instead, where there is none.
 
         Args:
             x: integers (B, D).
             context: (B, C) or None.
-            known: choices of first layers for these very rows and context, computed already.
         """
+
+    def combined(self, log_likelihoods: Sequence[Tensor]) -> Tensor:
+        """log p(x), (B,), from that of each of its `flows`."""
+        (own,) = log_likelihoods
+        return own
 
     @abstractmethod
     def conditionals(self, context: Tensor | None = None) -> Conditionals:
@@ -121,6 +122,28 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def floor(self) -> Tensor:
         """No model on these bases has a smaller negative log-likelihood, in nats."""
+
+
+def check_alike(kind: str, where: str, models: Sequence[Model]) -> None:
+    """Raise `ModelError` unless all models, of some kind there, take the same rows, on one device and in one type."""
+    first = _of_rows(models[0])
+    for number, other in enumerate(models[1:], 2):
+        for rule, its in _of_rows(other).items():
+            if first[rule] != its:
+                raise ModelError(
+                    f"the {kind}s {where} {rule}: {kind} 1 {first[rule]}, and {kind} {number} {its}; build them alike, or "
+                    "move one with .to(...)"
+                )
+
+
+def _of_rows(model: Model) -> dict[str, str]:
+    """What must be the same, by rule."""
+    return {
+        "have the same features": f"has {model.features}",
+        "have the same categories": f"has {model.states.short()}",
+        "see the same context": f"takes {model.context_features} features of it",
+        "have one type and one device": f"is {model.dtype} on {model.device}",
+    }
 
 
 class ModelDistribution(Distribution):
