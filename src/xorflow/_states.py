@@ -142,16 +142,17 @@ class Layout(nn.Module):
     With one group, as where all features are bits, these are views.
     """
 
-    place: Tensor | None
+    visited: Tensor  # the features in the order of groups
+    place: Tensor | None  # the inverse of that order, if it is another
 
     def __init__(self, alphabet: Alphabet) -> None:
         super().__init__()
         self.alphabet = alphabet
+        self.counts = [len(group.features) for group in alphabet.groups]
         visited = torch.tensor([d for group in alphabet.groups for d in group.features])
-        several = len(alphabet.groups) > 1
-        self.register_buffer("place", visited.argsort() if several else None, persistent=False)
-        for number, group in enumerate(alphabet.groups):
-            self.register_buffer(f"features_{number}", torch.tensor(group.features), persistent=False)
+        place = visited.argsort() if len(self.counts) > 1 else None
+        self.register_buffer("visited", visited, persistent=False)
+        self.register_buffer("place", place, persistent=False)
 
     def logits(self, packed: Tensor) -> list[Tensor]:
         """By group: (..., n) for bits, and otherwise (..., n, K)."""
@@ -173,7 +174,7 @@ class Layout(nn.Module):
         """Numbers of features (..., D), by group (..., n)."""
         if self.place is None:
             return [by_feature]
-        return [by_feature.index_select(-1, self.features(n)) for n in range(len(self.alphabet.groups))]
+        return list(by_feature.index_select(-1, self.visited).split(self.counts, -1))
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """The inverse of `split`."""
@@ -192,13 +193,11 @@ class Layout(nn.Module):
 
     def of(self, features: Sequence[int]) -> Layout:
         """The layout of the space of some features, on the same device."""
-        return Layout(self.alphabet.of(features)).to(self.features(0).device)
+        return Layout(self.alphabet.of(features)).to(self.visited.device)
 
     def features(self, number: int) -> Tensor:
         """The features of a group, (n,)."""
-        features = getattr(self, f"features_{number}")
-        assert isinstance(features, Tensor)
-        return features
+        return self.visited.split(self.counts)[number]
 
 
 def per_feature(sizes: int | Sequence[int], features: int, name: str) -> tuple[int, ...]:

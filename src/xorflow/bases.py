@@ -57,17 +57,15 @@ class FactorisedBase(nn.Module):
             raise ModelError("a tied base has one probability a feature, p0; leave probabilities or tied out")
         if not 0 < p0 < 1:
             raise ModelError(f"p0 is a probability strictly between 0 and 1, and got {p0}")
-        if tied:
-            start = torch.full((features,), (1 - p0) / p0, dtype=torch.float64).log()
+        if probabilities is None:
+            rows = [_even_rest(p0, 2 if tied else size) for size in self.states.sizes]
         else:
-            rows = self._even_rest(p0) if probabilities is None else self._checked(probabilities)
-            start = self._packed_logs(rows)
-        starts, end = [0] * features, 0
-        for group in self.states.groups:
-            for d in group.features:
-                starts[d], end = end, end + group.size
-        self.register_buffer("starts", torch.tensor(starts), persistent=False)
-        self.logits = nn.Parameter(start.to(torch.get_default_dtype()), requires_grad=learned)
+            rows = self._checked(probabilities)
+        visited, sizes = self.layout.visited, torch.tensor(self.states.sizes)[self.layout.visited]
+        starts = torch.empty_like(visited).scatter_(0, visited, sizes.cumsum(0) - sizes)
+        self.register_buffer("starts", starts, persistent=False)
+        start = self._start_at(rows).to(torch.get_default_dtype())
+        self.logits = nn.Parameter(start, requires_grad=learned)
 
     @property
     def features(self) -> int:
@@ -89,14 +87,6 @@ class FactorisedBase(nn.Module):
         settings = {name: value for name, value in self.config().items() if name != "features"}
         return as_call(self, settings, f"{self.features}, p0={' to '.join(ends)}")
 
-    def _even_rest(self, p0: float) -> list[Tensor]:
-        rows = []
-        for size in self.states.sizes:
-            row = torch.full((size,), (1 - p0) / max(size - 1, 1), dtype=torch.float64)
-            row[0] = p0 if size > 1 else 1.0
-            rows.append(row)
-        return rows
-
     def _checked(self, probabilities: Tensor | Sequence[Tensor]) -> list[Tensor]:
         if len(probabilities) != self.features or any(
             row.dim() != 1 or len(row) < size
@@ -113,7 +103,11 @@ class FactorisedBase(nn.Module):
             )
         return rows
 
-    def _packed_logs(self, rows: Sequence[Tensor]) -> Tensor:
+    def _start_at(self, rows: Sequence[Tensor]) -> Tensor:
+        """The parameters that give these probabilities, float64; a tied base reads those of category 0."""
+        if self.tied:
+            zero = torch.stack([row[0] for row in rows]).double()
+            return (1 - zero).clamp_min(_LEAST).log() - zero.clamp_min(_LEAST).log()
         parts = []
         for group in self.states.groups:
             logs = torch.stack([rows[d] for d in group.features]).clamp_min(_LEAST).log()
@@ -124,13 +118,9 @@ class FactorisedBase(nn.Module):
     def set_probabilities(self, rows: Sequence[Tensor], where: Tensor | None = None) -> None:
         """Take these probabilities, K_d for each feature, for all features or `where` (D,) says so."""
         chosen = torch.ones(self.features, dtype=torch.bool) if where is None else where.cpu()
-        if self.tied:
-            odds = torch.stack(
-                [(1 - row[0]).clamp_min(_LEAST).log() - row[0].clamp_min(_LEAST).log() for row in rows]
-            )
-        else:
-            odds, chosen = self._packed_logs(rows), chosen[self.states.logit_features]
-        self.logits[chosen] = odds[chosen].to(self.logits)
+        if not self.tied:
+            chosen = chosen[self.states.logit_features]
+        self.logits[chosen] = self._start_at(rows)[chosen].to(self.logits)
 
     def log_table(self) -> list[Tensor]:
         """log p_d(k), by group (n, K)."""
@@ -154,11 +144,6 @@ class FactorisedBase(nn.Module):
             return torch.zeros_like(logits).unsqueeze(-1)
         rest = logsigmoid(logits).unsqueeze(-1) - math.log(size - 1)
         return torch.cat((logsigmoid(-logits).unsqueeze(-1), rest.expand(*logits.shape, size - 1)), -1)
-
-    def tied_log_probs(self, feature: int) -> tuple[Tensor, Tensor]:
-        """Of a tied base: log p_d(0), and that of each other category, in float64."""
-        log_probs = self.log_probs_of(feature).double()
-        return log_probs[0], log_probs[-1]
 
     def log_prob(self, y: Tensor) -> Tensor:
         """log p_d(y_d) for integers y, (..., D)."""
@@ -195,6 +180,13 @@ class FactorisedBase(nn.Module):
         """The entropy of y, which is also that of x for every deterministic flow on this base, in nats."""
         tables = [table.double() for table in self.log_table()]
         return -torch.stack([(table.exp() * table).sum() for table in tables]).sum()
+
+
+def _even_rest(p0: float, size: int) -> Tensor:
+    """Probabilities (K,) that categories but 0 share evenly."""
+    row = torch.full((size,), (1 - p0) / max(size - 1, 1), dtype=torch.float64)
+    row[0] = p0 if size > 1 else 1.0
+    return row
 
 
 def _bits_of(table: Tensor, y: Tensor) -> Tensor:

@@ -132,7 +132,8 @@ def exact_each(
     if not flows:
         raise ModelError("models are evaluated together, and none were given; give at least one")
     first = flows[0]
-    check_alike("model", "of one evaluation", flows)
+    if len(flows) > 1:
+        check_alike("model", "of one evaluation", flows)
     values: list[list[Tensor]] = [[] for _ in flows]
     rows = min(rows_at_a_time(flow, memory, batch_size) for flow in flows)
     with torch.autocast(first.device.type, dtype=autocast, enabled=autocast is not None):

@@ -18,7 +18,8 @@ from xorflow._states import Alphabet, Layout, per_feature
 from xorflow.errors import ModelError
 
 _PAIRS_CHECKED = 2**18
-"""How many pairs of a state and a choice are tried when a transform is built: all, or so many spread over all."""
+"""How many pairs of a state and a choice are tried when a transform is built: all, those of bits always, or so many spread over
+all."""
 
 
 class Transform(nn.Module, ABC):
@@ -31,12 +32,13 @@ class Transform(nn.Module, ABC):
     Args:
         categories: K_d, for each feature.
         choices: U_d, how many bijections each feature has.
+        tables: tensors that the two methods read, kept as buffers of these names; they are tried when a transform is built.
     """
 
     sizes: Tensor
     every: Tensor
 
-    def __init__(self, categories: Sequence[int], choices: Sequence[int]) -> None:
+    def __init__(self, categories: Sequence[int], choices: Sequence[int], **tables: Tensor) -> None:
         super().__init__()
         self.states = Alphabet(categories)
         self.choices = Alphabet(choices)
@@ -45,11 +47,11 @@ class Transform(nn.Module, ABC):
                 f"a transform has choices for each of its features, and got {self.choices.features} numbers of choices for "
                 f"{self.states.features} features"
             )
-        self.register_buffer("sizes", torch.tensor(self.states.sizes), persistent=False)
-        self.register_buffer("every", torch.arange(self.states.features), persistent=False)
-        self._layout = Layout(self.choices)
-        self._check_bijections()
-        self.is_xor = self._flips_bits()
+        tables |= {"sizes": torch.tensor(self.states.sizes), "every": torch.arange(self.states.features)}
+        for name, table in tables.items():
+            self.register_buffer(name, table, persistent=False)
+        self.layout = Layout(self.choices)
+        self.is_xor = self._tried()
 
     @abstractmethod
     def value_to_base(self, x: Tensor, u: Tensor, d: Tensor) -> Tensor:
@@ -84,12 +86,12 @@ class Transform(nn.Module, ABC):
 
     def reached(self, x: Tensor) -> list[Tensor]:
         """The states y = to_base(x, u) that each choice leads to, by group of choices (..., n, U), int64."""
-        values = self._layout.split(x)
+        values = self.layout.split(x)
         return [
             self.value_to_base(
                 values[number].long().unsqueeze(-1),
                 torch.arange(group.size, device=x.device),
-                self._layout.features(number)[:, None],
+                self.layout.features(number)[:, None],
             )
             for number, group in enumerate(self.choices.groups)
         ]
@@ -101,11 +103,12 @@ class Transform(nn.Module, ABC):
         x = torch.cat([torch.arange(int(k), device=d.device) for k in self.sizes[chosen]])
         return torch.equal(self.value_to_base(x, torch.zeros_like(x), d), x)
 
-    def _check_bijections(self) -> None:
-        choices = torch.tensor(self.choices.sizes)
+    def _tried(self) -> bool:
+        """Whether it flips bits by u = 1 and keeps them by u = 0; `ModelError` if it is no bijection."""
+        choices, bits = torch.tensor(self.choices.sizes), self.states.binary and self.choices.binary
         pairs = self.sizes * choices
         total = int(pairs.sum())
-        index = torch.arange(min(total, _PAIRS_CHECKED))
+        index = torch.arange(total if bits else min(total, _PAIRS_CHECKED))
         if total > len(index):
             index = (index.double() * (total / len(index))).long()
         d = torch.searchsorted(pairs.cumsum(0), index, right=True)
@@ -118,15 +121,7 @@ class Transform(nn.Module, ABC):
                 f"value_to_data must undo value_to_base within 0..K - 1, for each choice and feature, and that of "
                 f"{type(self).__name__} does not; compare to_data(to_base(x, u), u) with x for all x and u"
             )
-
-    def _flips_bits(self) -> bool:
-        if not (self.states.binary and self.choices.binary):
-            return False
-        x, u = torch.tensor([0, 1, 0, 1])[:, None], torch.tensor([0, 0, 1, 1])[:, None]
-        return torch.equal(
-            self.value_to_base(x, u, self.every).expand(4, len(self.every)),
-            (x ^ u).expand(4, len(self.every)),
-        )
+        return bits and torch.equal(y, x ^ u)
 
 
 class ModularShift(Transform):
@@ -184,13 +179,9 @@ class ModularAffine(Transform):
             [pow(scale, -1, int(k)) for scale in row] for k, row in zip(categories, padded, strict=True)
         ]
         self._scales_as_given = None if scales is None else [int(s) for s in scales]
-        # plain tensors (D, number of scales) until the base class, which tries the transform, has made room for buffers
-        self.scales, self.unscales = torch.tensor(padded), torch.tensor(inverse)
-        super().__init__(categories, [int(k) * len(row) for k, row in zip(categories, units, strict=True)])
-        for name in ("scales", "unscales"):
-            table = getattr(self, name)
-            delattr(self, name)
-            self.register_buffer(name, table, persistent=False)
+        choices = [int(k) * len(row) for k, row in zip(categories, units, strict=True)]
+        # (D, number of scales)
+        super().__init__(categories, choices, scales=torch.tensor(padded), unscales=torch.tensor(inverse))
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"scales": self._scales_as_given}

@@ -55,6 +55,14 @@ class Stack(Model):
         """Whether every layer has a posterior to draw choices from."""
         return all(layer.posterior is not None for layer in self.layers)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.logits.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.base.logits.device
+
     def _rows(self) -> list[tuple[str, object]]:
         layers = [(f"layer {number} of {self.depth}", layer) for number, layer in enumerate(self.layers, 1)]
         return [*super()._rows(), *layers, ("base", self.base)]

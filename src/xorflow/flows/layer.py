@@ -144,7 +144,7 @@ class Layer(nn.Module):
                 "relative=True adds a posterior's logits to those of a generator that does not see its own u: "
                 "give a posterior, and a conditioner without 'own'"
             )
-        self.layout = Layout(self.transform.choices)
+        self.layout = self.transform.layout
         mask = conditioner.mask
         self.register_buffer("unmoved", None if mask is None else mask.clone(), persistent=False)
         self.register_buffer("identity", _identity(self.transform.choices), persistent=False)

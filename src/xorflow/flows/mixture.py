@@ -70,6 +70,14 @@ class Mixture(Model):
         return list(self)
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.logits.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.logits.device
+
+    @property
     def has_closed_form(self) -> bool:
         return all(component.has_closed_form for component in self)
 

@@ -57,14 +57,14 @@ class Model(nn.Module, ABC):
         """The flows that it is made of: itself, or a mixture's components."""
 
     @property
+    @abstractmethod
     def dtype(self) -> torch.dtype:
         """The type of its weights."""
-        return self.flows[0].base.logits.dtype
 
     @property
+    @abstractmethod
     def device(self) -> torch.device:
         """Where its weights are."""
-        return self.flows[0].base.logits.device
 
     @property
     @abstractmethod
