@@ -279,21 +279,20 @@ def layer_use(
         memory: at most about how many bytes a pass takes, with fewer rows at a time if need be.
     """
     most = rows_at_a_time(flow, memory, batch_size)
-    totals = torch.zeros(flow.depth, 3, dtype=torch.float64, device=flow.device)
+    totals = torch.zeros(3, flow.depth, dtype=torch.float64, device=flow.device)
     for index, batch in enumerate(_batches(flow, data, context, most)):
         x, rows = flow.states.integers(batch.x), (index * most, len(batch.x))
         noise = _noise(flow, seed, (0, 1), rows, len(data), flow.depth)[0]
         drawn, hard = (flow.run(x, draws=draws, context=batch.context) for draws in (noise, GREEDY))
         # a network that sees nothing has logits without rows
         shape = (len(x), flow.depth, flow.features)
-        entropies = torch.stack(
-            torch.broadcast_tensors(*(choices.entropy() for choices in drawn.generator)), -2
-        )
-        for column, values in enumerate((drawn.u != 0, hard.u != 0, entropies)):
-            totals[:, column] += values.double().expand(shape).sum((0, 2))
-    cells = len(data) * flow.features
-    scale = torch.tensor([cells, cells, len(data)], dtype=torch.float64, device=flow.device)
-    return [LayerUse(*map(float, row)) for row in (totals / scale).tolist()]
+        for total, values in zip(totals, (drawn.u != 0, hard.u != 0, drawn.entropy()), strict=True):
+            total += values.double().expand(shape).sum((0, 2))
+    each = (totals / len(data)).tolist()
+    return [
+        LayerUse(flip / flow.features, hard / flow.features, nats)
+        for flip, hard, nats in zip(*each, strict=True)
+    ]
 
 
 def _weigh(

@@ -85,6 +85,10 @@ class Trace:
         """The choices as integers (..., L, D)."""
         return _stacked(self.us)
 
+    def entropy(self) -> Tensor:
+        """That of each choice given its parents, in nats, (..., L, D)."""
+        return _stacked([p.entropy() for p in self.generator])
+
     def log_p(self) -> Tensor:
         """log p(u_d | parents) of every choice, (..., L, D), with graph."""
         return _stacked([p.log_prob(u) for p, u in zip(self.generator, self.us, strict=True)])
@@ -113,7 +117,7 @@ class Layer(nn.Module):
     """
 
     unmoved: Tensor | None
-    identity: Tensor
+    identity: Tensor | None
 
     def __init__(
         self,
@@ -147,7 +151,8 @@ class Layer(nn.Module):
         self.layout = self.transform.layout
         mask = conditioner.mask
         self.register_buffer("unmoved", None if mask is None else mask.clone(), persistent=False)
-        self.register_buffer("identity", _identity(self.transform.choices), persistent=False)
+        identity = None if mask is None else _identity(self.transform.choices)
+        self.register_buffer("identity", identity, persistent=False)
         if frozen:
             self.requires_grad_(False)
 
@@ -219,24 +224,16 @@ class Layer(nn.Module):
 
     @torch.no_grad()
     def _choose_in_order(self, point: Point, draws: Draws, context: Tensor | None) -> Tensor:
-        """u of a layer that sees its own u: iterate on the whole vector with the noise held until nothing changes.
-
-        Pass k has at least the first k features of the ordering right, so D + 1 passes always do; usually far fewer.
-        """
+        """u of a layer that sees its own u, on the whole vector with the noise held: pass k has k features of the ordering right."""
         choices = self.transform.choices
         if isinstance(draws, Tensor) and not draws.is_floating_point():
             return choices.integers(draws)
-        u = torch.zeros_like(point.state, dtype=choices.dtype)
-        for _ in range(choices.features + 1):
-            again = choose(self.generator_choices(point, context, u), draws)
-            if again.shape == u.shape and torch.equal(again, u):
-                return u
-            u = again
-        raise AssertionError("a strictly autoregressive layer converges within D + 1 passes")
+        start = torch.zeros_like(point.state, dtype=choices.dtype)
+        return fixed_point(lambda u: choose(self.generator_choices(point, context, u), draws), start)
 
     def _on_support(self, logits: Tensor) -> Tensor:
         """Logits that are certain of u = 0, and have no gradient, at features that the layer leaves alone."""
-        if self.unmoved is None:
+        if self.unmoved is None or self.identity is None:
             return logits
         return torch.where(self.layout.spread(self.unmoved), self.identity.to(logits.dtype), logits)
 
@@ -329,7 +326,7 @@ def _step(layer: Layer, x: Tensor, y: Tensor, draws: Draws, context: Tensor | No
 
 
 def fixed_point(step: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """What a step leaves as it is, from `start` on."""
+    """What a step leaves as it is, from `start` on; each step gets one more feature of an ordering right."""
     x = start
     for _ in range(x.shape[-1] + 1):
         following = step(x)
