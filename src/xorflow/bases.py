@@ -88,15 +88,15 @@ class FactorisedBase(nn.Module):
         return as_call(self, settings, f"{self.features}, p0={' to '.join(ends)}")
 
     def _checked(self, probabilities: Tensor | Sequence[Tensor]) -> list[Tensor]:
-        if len(probabilities) != self.features or any(
-            row.dim() != 1 or len(row) < size
-            for row, size in zip(probabilities, self.states.sizes, strict=True)
+        shapes, sizes = [tuple(row.shape) for row in probabilities], self.states.sizes
+        if len(shapes) != len(sizes) or any(
+            len(s) != 1 or s[0] < k for s, k in zip(shapes, sizes, strict=True)
         ):
             raise ModelError(
                 f"base probabilities are (D, K), and each of {self.features} features needs as many as it has categories; "
-                f"got {[tuple(row.shape) for row in probabilities][:8]}"
+                f"got {shapes[:8]}"
             )
-        rows = [row[:size].double().cpu() for row, size in zip(probabilities, self.states.sizes, strict=True)]
+        rows = [row[:size].double().cpu() for row, size in zip(probabilities, sizes, strict=True)]
         if not all(bool((row >= 0).all()) and abs(float(row.sum()) - 1) < 1e-6 for row in rows):
             raise ModelError(
                 "base probabilities are non-negative and sum to 1 for each feature; these do not"

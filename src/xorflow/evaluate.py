@@ -321,17 +321,17 @@ def _weigh(
     each = []
     for index, batch in enumerate(_batches(flow, data, context, rows)):
         x, count = flow.states.integers(batch.x), len(batch.x)
-        sums = torch.full((count,), -torch.inf, dtype=torch.float64, device=flow.device)
-        squares, logs = sums, torch.zeros_like(sums)
+        powers = torch.full((2, count), -torch.inf, dtype=torch.float64, device=flow.device)
+        logs = torch.zeros_like(powers[:1])
         for first in range(0, samples, chunk):
             drawn = (first, min(chunk, samples - first))
             noise = _noise(flow, seed, drawn, (index * rows, count), total, stop)
             log_weights = _log_weights(flow, x, batch.context, noise, stop, proposal)
-            sums = torch.logaddexp(sums, torch.logsumexp(log_weights, 0))
-            squares = torch.logaddexp(squares, torch.logsumexp(2 * log_weights, 0))
+            both = torch.stack((log_weights, 2 * log_weights))
+            powers = torch.logaddexp(powers, both.logsumexp(1))
             logs = logs + log_weights.sum(0)
-        each.append((sums, squares, logs))
-    sums, squares, logs = (torch.cat(of_rows) for of_rows in zip(*each, strict=True))
+        each.append(torch.cat((powers, logs)))
+    sums, squares, logs = torch.cat(each, -1)
     return sums, squares, logs
 
 
@@ -442,8 +442,7 @@ def _widest_output(flow: Stack) -> int:
         if isinstance(output, Tensor):
             widths.append(output.numel())
 
-    networks = [n for layer in flow.layers for n in (layer.conditioner, layer.posterior) if n is not None]
-    hooks = [module.register_forward_hook(record) for network in networks for module in network.modules()]
+    hooks = [module.register_forward_hook(record) for module in flow.layers.modules()]
     try:
         row = torch.zeros(1, flow.features, dtype=torch.int64, device=flow.device)
         context = torch.zeros(1, flow.context_features, dtype=flow.dtype, device=flow.device)

@@ -224,7 +224,7 @@ class Layer(nn.Module):
 
     @torch.no_grad()
     def _choose_in_order(self, point: Point, draws: Draws, context: Tensor | None) -> Tensor:
-        """u of a layer that sees its own u, on the whole vector with the noise held: pass k has k features of the ordering right."""
+        """u of a layer that sees its own u: the fixed point of whole vectors with the noise held."""
         choices = self.transform.choices
         if isinstance(draws, Tensor) and not draws.is_floating_point():
             return choices.integers(draws)
