@@ -29,15 +29,19 @@ BITS, TRITS = (2, 2, 2), (3, 3)
 class Permuted(Transform):
     """y is looked up by feature, choice and x."""
 
+    maps: Tensor  # (D, U, K)
+    back: Tensor
+
     def __init__(self, maps: list[list[list[int]]]) -> None:
-        self.maps = maps  # (D, U, K)
-        super().__init__([len(rows[0]) for rows in maps], [len(rows) for rows in maps])
+        table = torch.tensor(maps)
+        sizes = [len(rows[0]) for rows in maps], [len(rows) for rows in maps]
+        super().__init__(*sizes, maps=table, back=table.argsort(-1))
 
     def value_to_base(self, x: Tensor, u: Tensor, d: Tensor) -> Tensor:
-        return torch.tensor(self.maps)[d, u, x]
+        return self.maps[d, u, x]
 
     def value_to_data(self, y: Tensor, u: Tensor, d: Tensor) -> Tensor:
-        return torch.tensor(self.maps).argsort(-1)[d, u, y]
+        return self.back[d, u, y]
 
 
 KEEP, FLIP = [0, 1], [1, 0]
