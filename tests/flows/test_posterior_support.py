@@ -11,7 +11,7 @@ from xorflow._states import NEVER
 
 POSTERIORS = zoo.names(lambda flow: flow.has_posterior)
 COUPLINGS = zoo.names(
-    lambda flow: flow.has_posterior and any(layer.unmoved is not None for layer in flow.layers)
+    lambda flow: flow.has_posterior and any(layer.conditioner.mask is not None for layer in flow.layers)
 )
 
 
@@ -54,8 +54,8 @@ def test_features_that_are_left_alone_have_no_divergence_and_no_gradient(name: s
     trace = flow.run(x, draws="greedy", proposal="q")
     assert trace.posterior is not None
     for layer, p, q in zip(flow.layers, trace.generator, trace.posterior, strict=True):
-        assert layer.unmoved is not None
-        still = torch.broadcast_to(layer.unmoved, q.kl(p).shape)  # pyright: ignore[reportArgumentType]
+        assert layer.conditioner.mask is not None
+        still = torch.broadcast_to(layer.conditioner.mask, q.kl(p).shape)  # pyright: ignore[reportArgumentType]
         assert bool((q.kl(p)[still] == 0).all())  # pyright: ignore[reportArgumentType]
         assert bool((q.entropy()[still].detach().abs() < 1e-300).all())
         parts = [q.kl(p)[still].sum(), q.entropy()[still].sum()]  # pyright: ignore[reportArgumentType]

@@ -159,7 +159,8 @@ class _FlowSteps(Steps):
                 self._flow.layers, self._decoders, self._by_layer(), strict=True
             ):
                 decoder.update(decoder.blocks[self.done], column)
-                column = layer.transform.to_base(column, choices.mode(), feature)
+                if decoder is not self._decoders[-1]:
+                    column = layer.transform.to_base(column, choices.mode(), feature)
         # a coupling is certain of what it leaves alone, and tells what it moves by all of that: two passes will do
         mask, later = self._mask, list(self.order[self.done + 1 :])
         if mask is None or (bool(mask[self.feature]) and not bool(mask[later].any())):

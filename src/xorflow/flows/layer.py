@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from xorflow._repr import as_call, brief
-from xorflow._states import NEVER, Alphabet, Layout
+from xorflow._states import NEVER, Layout
 from xorflow.conditioners.base import Conditioner, Incremental, Source
 from xorflow.errors import ModelError
 from xorflow.flows.choices import Choices, Draws, choose
@@ -116,8 +116,8 @@ class Layer(nn.Module):
         frozen: its weights stay as they are.
     """
 
-    unmoved: Tensor | None
-    identity: Tensor | None
+    held: Tensor | None  # whether a logit is of a feature that a coupling leaves alone, (flat,)
+    identity: Tensor | None  # logits that are certain of u = 0, (flat,)
 
     def __init__(
         self,
@@ -149,9 +149,10 @@ class Layer(nn.Module):
                 "give a posterior, and a conditioner without 'own'"
             )
         self.layout = self.transform.layout
-        mask = conditioner.mask
-        self.register_buffer("unmoved", None if mask is None else mask.clone(), persistent=False)
-        identity = None if mask is None else _identity(self.transform.choices)
+        held, identity = None, None
+        if conditioner.mask is not None:
+            held, identity = conditioner.mask[self.transform.choices.logit_features], self._identity()
+        self.register_buffer("held", held, persistent=False)
         self.register_buffer("identity", identity, persistent=False)
         if frozen:
             self.requires_grad_(False)
@@ -233,16 +234,16 @@ class Layer(nn.Module):
 
     def _on_support(self, logits: Tensor) -> Tensor:
         """Logits that are certain of u = 0, and have no gradient, at features that the layer leaves alone."""
-        if self.unmoved is None or self.identity is None:
+        if self.held is None or self.identity is None:
             return logits
-        return torch.where(self.layout.spread(self.unmoved), self.identity.to(logits.dtype), logits)
+        return torch.where(self.held, self.identity.to(logits.dtype), logits)
 
-
-def _identity(choices: Alphabet) -> Tensor:
-    """Packed logits that are certain of u = 0, (flat,)."""
-    logits = torch.full((choices.flat,), NEVER)
-    logits[[first for first, size in zip(choices.first_logits, choices.sizes, strict=True) if size != 2]] = 0
-    return logits
+    def _identity(self) -> Tensor:
+        choices = self.transform.choices
+        logits = torch.full((choices.flat,), NEVER)
+        firsts = zip(choices.first_logits, choices.sizes, strict=True)
+        logits[[first for first, size in firsts if size != 2]] = 0
+        return logits
 
 
 class LayerList(nn.ModuleList):
