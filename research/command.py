@@ -66,7 +66,7 @@ def command_of(experiment: Experiment) -> Callable[..., None]:
 def show(experiment: Experiment, table: dict[str, Any], console: Console) -> None:
     """The essence of a table: for each row its likelihoods."""
     if table["rows"]:
-        console.print(table["words"], style="bold")
+        console.print(table["description"], style="bold")
         console.print(BOUNDS)
         console.print(terminal_table(experiment.columns, map(experiment.cells, table["rows"])))
 
