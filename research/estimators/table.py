@@ -31,8 +31,8 @@ MEANING = (
     "Gradients are in float64, and a bias below 1e-24 is rounding, written as 0. A pass is one evaluation of one layer's "
     "network on the batch. Milliseconds are of loss and gradient in float32, as in training. Variance at equal cost is "
     "variance times milliseconds, divided by that of the reference: the best, by the same product, of the paper's unbiased "
-    "control variates, of the same objective; other objectives have none. Models of our own have a fixed base and MADEs, of 1,024 "
-    "hidden units in the full study, of 16 on 3 or 4 pixels; the middle of their training is a quarter of its epochs."
+    "control variates, of the same objective; other objectives have none. Models of our own have a fixed base and MADEs, of "
+    "1,024 hidden units in the full study, of 16 on 3 or 4 pixels; the middle of their training is a quarter of its epochs."
 )
 
 SEVERAL_MEANING = (

@@ -184,8 +184,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(research: Command, 
     assert re.fullmatch(r"stopped( and saved; continue|; continue from the last checkpoints) with", stopped)
     kept = files(out / "runs")
     assert 2 <= len(kept) < 24
-    assert shlex.split(again) == ["python", "-m", "research", "paper", "--rows", rows, "--seeds", "2", "--budget", "smoke",
-                                  "--device", "cpu", "--out", str(out), "--work", str(work)]  # fmt: skip
+    assert shlex.split(again) == ["python", "-m", "research", *map(str, given)]
     assert research(*shlex.split(again)[3:]).code == 0
     assert len(files(out / "runs")) == 24
     assert kept.items() <= files(out / "runs").items()

@@ -7,7 +7,7 @@ from research.paper.published import PAPER_TABLE
 from research.paper.rows import REFERENCES, ROWS
 from research.rows import VARIANTS, chosen
 from xorflow.errors import ConfigError
-from xorflow.training import Options, build_estimator
+from xorflow.training import build_estimator
 
 RECIPES = [(row, variant) for row in ROWS for variant in VARIANTS if variant in row.recipes]
 

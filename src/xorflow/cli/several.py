@@ -180,7 +180,7 @@ def _checked_name(name: object, others: Mapping[str, Options]) -> str:
 # ---- what a person sees ----
 
 _SPEED_SECONDS = 900.0
-"""How far back the estimate of the time left looks: a run may be minutes between two epochs."""
+"""How far back the estimate of the time left goes: a run may be minutes between two epochs."""
 
 
 class Display(Progress):

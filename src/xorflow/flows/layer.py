@@ -248,14 +248,16 @@ class Layer(nn.Module):
         """Logits that are certain of u = 0, and have no gradient, at features that the layer leaves alone."""
         if self.unmoved is None:
             return logits
-        parts = []
+        by_group = []
         for part, unmoved in zip(self.layout.logits(logits), self.layout.split(self.unmoved), strict=True):
             if part.dim() == logits.dim():  # log-odds of bits
-                parts.append(part.masked_fill(unmoved, NEVER))
+                by_group.append(part.masked_fill(unmoved, NEVER))
             else:
                 identity = torch.arange(part.shape[-1], device=part.device) == 0
-                parts.append(torch.where(unmoved[:, None], torch.where(identity, 0.0, NEVER).to(part), part))
-        return self.layout.packed(parts)
+                by_group.append(
+                    torch.where(unmoved[:, None], torch.where(identity, 0.0, NEVER).to(part), part)
+                )
+        return self.layout.packed(by_group)
 
 
 class LayerList(nn.ModuleList):

@@ -134,15 +134,15 @@ def _start_couplings(flow: LatentFlow, train: Split, posteriors: bool) -> list[_
         taken = [torch.zeros(flow.features, dtype=torch.bool) for _ in flow.layers]
     # posteriors follow the generator where they correct nothing: flips that nothing asks for would have to be undone
     odds = _odds_of_identity(flow) if posteriors else 8.0 if guided else 5.0
-    starts = []
+    initial = []
     for layer, features in zip(flow.layers, taken, strict=True):
         logits, at_data = near_identity(layer, odds), _logits_at_data(flow, train, layer)
         chosen = features[layer.transform.choices.logit_features]
-        starts.append((torch.where(chosen, at_data.to(logits), logits), features))
+        initial.append((torch.where(chosen, at_data.to(logits), logits), features))
     if flow.base.learned:
         left = ~torch.stack(taken).any(0)
         flow.base.set_probabilities(category_frequencies(train, flow.categories), left)
-    return starts
+    return initial
 
 
 def _taken_early(flow: LatentFlow) -> list[Tensor]:

@@ -59,11 +59,11 @@ def require_complete(result: dict[str, Any], run: Path | None = None) -> dict[st
     """The result, unless something in it could not be computed."""
     if INCOMPLETE not in result:
         return result
-    parts, (reason, *_) = " and ".join(result[INCOMPLETE]), result[INCOMPLETE].values()
+    names, (reason, *_) = " and ".join(result[INCOMPLETE]), result[INCOMPLETE].values()
     kept = "the flow is trained" if run is None else f"the run in {run} is trained, and its weights are kept"
     advice = "use xorflow.evaluate" if run is None else f"complete it with: xorflow evaluate {run}"
     raise EvaluationError(
-        f"{kept}, but its likelihood on {parts} data could not be computed: {reason}; {advice}"
+        f"{kept}, but its likelihood on {names} data could not be computed: {reason}; {advice}"
     )
 
 
@@ -74,15 +74,15 @@ def worse_than_independent(
     if figures is None or independent is None or figures["nll"] <= independent:
         return None
     exact = figures["kind"] == "exact"
-    ways = ["train longer (epochs)"]
-    ways += [] if options.base.startswith("learned") else ["let the base learn (base=learned)"]
-    ways += [] if options.init == "data" else ["begin at independent columns (init=data)"]
-    ways += [] if exact else ["evaluate with more samples (evaluation_samples), for a bound may be loose"]
+    remedies = ["train longer (epochs)"]
+    remedies += [] if options.base.startswith("learned") else ["let the base learn (base=learned)"]
+    remedies += [] if options.init == "data" else ["begin at independent columns (init=data)"]
+    remedies += [] if exact else ["evaluate with more samples (evaluation_samples), for a bound may be loose"]
     by_likelihood = options.estimator.startswith("maximum-likelihood")
-    ways += [] if by_likelihood else ["train by estimator=maximum-likelihood"]
+    remedies += [] if by_likelihood else ["train by estimator=maximum-likelihood"]
     return (
         f"this model {'has' if exact else 'has at most'} {figures['nll']:.2f} nats, and independent columns have "
-        f"{independent:.2f}: it has learned nothing of how columns depend on each other. Try to {', to '.join(ways)}"
+        f"{independent:.2f}: it has learned nothing of how columns depend on each other. Try to {', or to '.join(remedies)}"
     )
 
 
