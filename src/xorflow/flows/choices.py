@@ -269,5 +269,6 @@ def _kept_and_flipped(base: FactorisedBase, state: Tensor) -> tuple[Tensor, Tens
 def log_marginal(choices: Choices, transform: Transform, base: FactorisedBase, state: Tensor) -> Tensor:
     """The last layer summed out, feature by feature, (..., D)."""
     if transform.is_xor:  # as below, without states (..., D, 2) that autograd would pass over again and again
-        return log_mixture(choices.logits, *base.log_table()[0].unbind(-1), state.to(choices.logits.dtype))
+        zero, one = base.log_table()[0].unbind(-1)
+        return log_mixture(choices.logits, zero, one, state.to(choices.logits.dtype))
     return choices.log_mixture(outcomes(transform, base, state))
