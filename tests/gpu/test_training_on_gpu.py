@@ -13,7 +13,7 @@ from xorflow.estimators import Loss, MaximumLikelihood
 from xorflow.flows import LatentFlow
 from xorflow.training import Interrupted, Job, Options, Trainer, muon, run_jobs
 from xorflow.training.build import build_data, build_estimator, build_flow
-from xorflow.training.storage import load_tensors
+from xorflow.training.checkpoint import load_tensors
 
 SMALL = {
     "conditioner": "made:hidden=64",

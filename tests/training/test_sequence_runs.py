@@ -31,7 +31,7 @@ from xorflow.training.build import mixture_orders
 from xorflow.training.devices import dropout_generator, out_of_memory_as_error, seeded_dropout
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.run import remedy_for
-from xorflow.training.storage import load_tensors
+from xorflow.training.checkpoint import load_tensors
 from xorflow.training.trainer import Trainer
 
 TRANSFORMER = {"width": 8, "heads": 2, "depth": 1}

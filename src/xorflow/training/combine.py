@@ -25,7 +25,7 @@ from xorflow.training.folder import (
 )
 from xorflow.training.registry import Trainable
 from xorflow.training.results import report
-from xorflow.training.storage import save_tensors
+from xorflow.training.checkpoint import save_tensors
 
 
 def mixture_of(models: Sequence[Trainable]) -> Mixture:

@@ -21,7 +21,7 @@ from xorflow.training.build import build_data
 from xorflow.training.config import CONFIG_VERSION, Options, check_version, options_of_config
 from xorflow.training.devices import resolve_device
 from xorflow.training.registry import Trainable, flow_to_spec, model_for
-from xorflow.training.storage import has_tensors, install, read_weights
+from xorflow.training.checkpoint import has_tensors, install, read_weights
 
 # ---- who writes ----
 

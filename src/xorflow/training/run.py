@@ -47,7 +47,7 @@ from xorflow.training.registry import (
     model_for,
 )
 from xorflow.training.results import INCOMPLETE, require_complete, result_of
-from xorflow.training.storage import has_tensors, install, read_weights, save_tensors
+from xorflow.training.checkpoint import has_tensors, install, read_weights, save_tensors
 from xorflow.training.trainer import Observer, Trainer
 
 
