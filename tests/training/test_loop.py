@@ -27,7 +27,7 @@ from xorflow.data import Dataset
 from xorflow.errors import ConfigError
 from xorflow.estimators import MaximumLikelihood
 from xorflow.training import Interrupted, Options, Trainer, load, open_run
-from xorflow.training.metrics import read_metrics
+from xorflow.training.folder import read_metrics
 from xorflow.training.trainer import learning_rate
 
 

@@ -28,10 +28,10 @@ from xorflow.estimators import MaximumLikelihood
 from xorflow.flows import LatentFlow, Mixture
 from xorflow.training import Interrupted, Options, build_data, build_estimator, build_flow, load, open_run
 from xorflow.training.build import mixture_orders
+from xorflow.training.checkpoint import load_tensors
 from xorflow.training.devices import dropout_generator, out_of_memory_as_error, seeded_dropout
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.run import remedy_for
-from xorflow.training.checkpoint import load_tensors
 from xorflow.training.trainer import Trainer
 
 TRANSFORMER = {"width": 8, "heads": 2, "depth": 1}

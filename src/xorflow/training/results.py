@@ -27,15 +27,19 @@ _TRAIN_DRAW = 0
 def result_of(trainer: Trainer) -> dict[str, Any]:
     """What `result.json` holds of a run whose training has ended."""
     flow, dataset, options, progress = trainer.flow, trainer.dataset, trainer.options, trainer.progress
+    failed: dict[str, str] = {}
     parts = ("test", "validation")
-    likelihoods, failed = reported(flow, dataset, options.evaluation_samples, parts, options.precision)
-    reference = dataset.test or dataset.validation
-    independent = None if reference is None else independent_nll(dataset, reference)
-    reached = likelihoods.get("test" if dataset.test else "validation")
-    warning = worse_than_independent(reached, independent, options)
+    result: dict[str, Any] = report(
+        flow, dataset, options.evaluation_samples, parts, options.precision, failed=failed
+    )
+    if failed:
+        result[INCOMPLETE] = failed
+    part = "test" if dataset.test else "validation"
+    held_out = dataset.parts.get(part)
+    independent = None if held_out is None else independent_nll(dataset, held_out)
+    warning = worse_than_independent(result.get(part), independent, options)
     return {
-        **likelihoods,
-        **({INCOMPLETE: failed} if failed else {}),
+        **result,
         "independent_nll": independent,
         **({} if warning is None else {"warning": warning}),
         "seed": options.seed,
@@ -127,47 +131,33 @@ def report(
     names: tuple[str, ...],
     precision: str = "auto",
     memory: int | None = None,
+    *,
+    failed: dict[str, str] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """For each named split that exists, every likelihood of this flow, in nats.
 
     Likelihoods are computed in the type of the weights. A `precision` of `bf16-mixed` rounds the products of passes over the
     training data and of those that say what the layers do, which would take longest. `memory` is about what any pass, or
-    importance samples, may take at a time.
+    importance samples, may take at a time. Where there is a dict `failed`, it takes the reasons why splits have no likelihood,
+    and the others are still there.
     """
-    figures, failed = reported(flow, dataset, samples, names, precision, memory)
-    if failed:
-        raise EvaluationError(
-            "; ".join(f"no likelihood on {name} data: {why}" for name, why in failed.items())
-        )
-    return figures
-
-
-def reported(
-    flow: Trainable,
-    dataset: Dataset,
-    samples: int,
-    names: tuple[str, ...],
-    precision: str = "auto",
-    memory: int | None = None,
-) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """What `report` gives, as far as it can be computed, and for each other split the reason why it cannot."""
     was_training = flow.training
-    flow.eval()
     figures: dict[str, dict[str, Any]] = {}
-    failed: dict[str, str] = {}
     refit: Flow | Mixture | None = None
-    for name in names:
-        split = dataset.parts.get(name)
-        if split is None:
-            continue
+    parts = {name: dataset.parts[name] for name in names if name in dataset.parts}
+    for name, split in parts.items():
+        flow.eval()
         try:
             with out_of_memory_as_error("lower --memory of xorflow evaluate, or use --device cpu"):
                 refit = refit or refitted(flow, dataset.train, precision, memory)
                 figures[name] = _report_split(flow, refit, split, samples, precision, memory)
         except UserError as error:
+            if failed is None:
+                raise
             failed[name] = str(error)
-    flow.train(was_training)
-    return figures, failed
+        finally:
+            flow.train(was_training)
+    return figures
 
 
 def require_finite(log_p: LogLikelihood, what: str) -> LogLikelihood:

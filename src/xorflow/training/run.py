@@ -20,7 +20,14 @@ from xorflow.estimators import Estimator, MaximumLikelihood
 from xorflow.flows import LatentFlow
 from xorflow.training import recipes
 from xorflow.training.build import build_data, build_estimator, build_flow
-from xorflow.training.checkpoint import drop_snapshots, has_snapshot
+from xorflow.training.checkpoint import (
+    drop_snapshots,
+    has_snapshot,
+    has_tensors,
+    install,
+    read_weights,
+    save_tensors,
+)
 from xorflow.training.config import HARMLESS, INITS, OF_A_MODEL, OF_DATA, Options, options_of_config
 from xorflow.training.devices import out_of_memory_as_error, resolve_device
 from xorflow.training.folder import (
@@ -33,10 +40,10 @@ from xorflow.training.folder import (
     read_config_file,
     read_result,
     require_free,
+    require_tensorboard,
     write_config,
 )
 from xorflow.training.init import init_from_data, init_from_flow
-from xorflow.training.metrics import require_tensorboard
 from xorflow.training.optimiser import hidden_matrices
 from xorflow.training.registry import (
     CONDITIONERS,
@@ -47,7 +54,6 @@ from xorflow.training.registry import (
     model_for,
 )
 from xorflow.training.results import INCOMPLETE, require_complete, result_of
-from xorflow.training.checkpoint import has_tensors, install, read_weights, save_tensors
 from xorflow.training.trainer import Observer, Trainer
 
 

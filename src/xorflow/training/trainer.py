@@ -42,7 +42,7 @@ from xorflow.training.devices import (
     tf32_matmul,
 )
 from xorflow.training.failure import not_finite
-from xorflow.training.metrics import MetricsLog
+from xorflow.training.folder import MetricsLog
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.registry import Trainable
 from xorflow.training.results import likelihood
