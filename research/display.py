@@ -73,8 +73,7 @@ class Display(Progress):
             self.update(self._bar, completed=self.cost_done())
         return super().get_renderables()
 
-    def on_outcome(self, outcome: Outcome, done: int = 0, total: int = 0) -> None:
-        del done, total
+    def on_outcome(self, outcome: Outcome) -> None:
         name = next((work.name for work in self._planned if work.place == outcome.job.out), outcome.job.name)
         self.on_done(name, "failed" if outcome.error else "done")
 

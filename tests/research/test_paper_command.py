@@ -245,7 +245,7 @@ def test_one_bar_for_all_with_runs_under_way_in_part(tmp_path: Path) -> None:
     console = Console(file=text, width=100, force_terminal=True, color_system=None)
     with Display(console, [*planned(tmp_path), Planned("a piece", tmp_path / "piece.json")]) as display:
         done = Outcome(Job(Options(), tmp_path / "0", "row-0.ours.select"), {}, None)
-        display.on_outcome(done, 1, 4)
+        display.on_outcome(done)
         (tmp_path / "1").mkdir()
         lines = "".join(json.dumps({"epoch": epoch, "train_nll": 9.0}) + "\n" for epoch in (1, 2))
         (tmp_path / "1/metrics.jsonl").write_text(lines + '{"epo', encoding="utf-8")
@@ -273,7 +273,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
         display.on_stop()
         assert text.getvalue() == ""
         for run in runs:
-            display.on_outcome(Outcome(Job(Options(), run.place, run.name), {}, None), 0, 0)
+            display.on_outcome(Outcome(Job(Options(), run.place, run.name), {}, None))
     lines = text.getvalue().splitlines()
     if seconds:
         assert lines == []

@@ -214,11 +214,10 @@ class Display(Progress):
             self.update(self._task, completed=self.runs_done())
         return super().get_renderables()
 
-    def on_outcome(self, outcome: Outcome, done: int, total: int) -> None:
-        del total
+    def on_outcome(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
         label = outcome.job.out.relative_to(self._out).as_posix()
-        self.update(self._task, done=done, status=f"{_headline(outcome)} {label}")
+        self.update(self._task, done=len(self.outcomes), status=f"{_headline(outcome)} {label}")
 
     def on_stop(self) -> None:
         self.stopping = True
