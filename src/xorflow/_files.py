@@ -86,8 +86,8 @@ def is_left_over(name: str) -> bool:
 
 
 def remove_half_written(folder: Path) -> None:
-    """Remove what killed processes left half written in a folder that this process holds."""
-    for path in folder.iterdir():
+    """Remove what killed processes left half written in a folder of a run that this process holds."""
+    for path in (*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")):
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)
 

@@ -1,5 +1,6 @@
 """An interrupted run goes on to the weights, bit for bit, of one that was not."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -201,9 +202,19 @@ def test_a_damaged_checkpoint_is_one_line(interrupted: Path, pointer: str, words
 
 
 def test_files_of_a_killed_writer_are_swept_up(interrupted: Path) -> None:
-    (interrupted / ".weights.safetensors.0a1b2c3d.tmp").write_bytes(b"half")
-    continue_run(interrupted, {})
-    assert not list(interrupted.glob(".*"))
+    half = ".weights.safetensors.0a1b2c3d.tmp"
+    for folder in (interrupted, interrupted / "checkpoints"):
+        (folder / half).write_bytes(b"half")
+    with pytest.raises(Interrupted):
+        continue_run(interrupted, {}, StopAt({8}))
+    assert not list(interrupted.rglob(".*"))
+
+
+def test_a_pipe_in_the_place_of_metrics_is_refused_and_not_waited_for(interrupted: Path) -> None:
+    (interrupted / "metrics.jsonl").unlink()
+    os.mkfifo(interrupted / "metrics.jsonl")
+    with pytest.raises(CheckpointError, match=r"metrics cannot be read: .*: it is no plain file"):
+        continue_run(interrupted, {})
 
 
 def _frozen_first(seed: int) -> LatentFlow:

@@ -177,6 +177,9 @@ def read_config_file(run: Path) -> dict[str, Any]:
     return config
 
 
+INCOMPLETE = "incomplete"
+"""Under which key a result has the parts whose figures could not be computed, with the reasons."""
+
 _FIGURES: dict[str, Any] = {
     "nll": float, "kind": str, "stderr": float | None, "bits_per_dim": float, "rows": int,
     "greedy_nll": float, "refit_nll": float, "floor": float,
@@ -194,6 +197,7 @@ def read_result(run: Path) -> dict[str, Any]:
     records = [(result, _RESULT | (_OF_SEVERAL if "how" in result else _OF_ONE))]
     records += [(result[part], _FIGURES) for part in ("test", "validation") if part in result]
     records += [(result.get("data"), {"name": str})]
+    records += [(result, {INCOMPLETE: Mapping[str, str]})] if INCOMPLETE in result else []
     for record, kinds in records:
         for key, kind in kinds.items():
             try:

@@ -14,6 +14,7 @@ from xorflow.evaluate import LogLikelihood, rows_at_a_time
 from xorflow.flows import Flow, LatentFlow, Mixture, refit_base
 from xorflow.training.config import Options
 from xorflow.training.devices import bf16_autocast, out_of_memory_as_error
+from xorflow.training.folder import INCOMPLETE
 from xorflow.training.init import category_counts, category_frequencies
 from xorflow.training.registry import Trainable
 
@@ -34,14 +35,9 @@ def result_of(trainer: Trainer) -> dict[str, Any]:
     )
     if failed:
         result[INCOMPLETE] = failed
-    part = "test" if dataset.test else "validation"
-    held_out = dataset.parts.get(part)
-    independent = None if held_out is None else independent_nll(dataset, held_out)
-    warning = worse_than_independent(result.get(part), independent, options)
-    return {
-        **result,
-        "independent_nll": independent,
-        **({} if warning is None else {"warning": warning}),
+    held_out = dataset.test or dataset.validation
+    result |= {
+        "independent_nll": None if held_out is None else independent_nll(dataset, held_out),
         "seed": options.seed,
         "epochs": progress.epoch,
         "best_epoch": progress.best_epoch,
@@ -53,21 +49,26 @@ def result_of(trainer: Trainer) -> dict[str, Any]:
         "data": dataset.describe(),
         **({} if trainer.not_captured is None else {"not_captured": trainer.not_captured}),
     }
+    return with_warning(result, options)
 
 
-INCOMPLETE = "incomplete"
-"""Under which key a result has the parts whose figures could not be computed, with the reasons."""
+def with_warning(result: dict[str, Any], options: Options) -> dict[str, Any]:
+    """The result, and what to try if its model is no better than one that ignores how features depend on each other."""
+    part = "test" if "test" in result | result.get(INCOMPLETE, {}) else "validation"
+    warning = worse_than_independent(result.get(part), result["independent_nll"], options)
+    return result if warning is None else result | {"warning": warning}
 
 
 def require_complete(result: dict[str, Any], run: Path | None = None) -> dict[str, Any]:
     """The result, unless something in it could not be computed."""
-    if INCOMPLETE not in result:
+    failed = result.get(INCOMPLETE)
+    if not failed:
         return result
-    names, (reason, *_) = " and ".join(result[INCOMPLETE]), result[INCOMPLETE].values()
     kept = "the flow is trained" if run is None else f"the run in {run} is trained, and its weights are kept"
     advice = "use xorflow.evaluate" if run is None else f"complete it with: xorflow evaluate {run}"
     raise EvaluationError(
-        f"{kept}, but its likelihood on {names} data could not be computed: {reason}; {advice}"
+        f"{kept}, but its likelihood on {' and '.join(failed)} data could not be computed: {next(iter(failed.values()))}; "
+        f"{advice}"
     )
 
 
@@ -78,15 +79,15 @@ def worse_than_independent(
     if figures is None or independent is None or figures["nll"] <= independent:
         return None
     exact = figures["kind"] == "exact"
-    remedies = ["train longer (epochs)"]
-    remedies += [] if options.base.startswith("learned") else ["let the base learn (base=learned)"]
-    remedies += [] if options.init == "data" else ["begin at independent columns (init=data)"]
-    remedies += [] if exact else ["evaluate with more samples (evaluation_samples), for a bound may be loose"]
+    ways = ["train longer (epochs)"]
+    ways += [] if options.base.startswith("learned") else ["let the base learn (base=learned)"]
+    ways += [] if options.init == "data" else ["begin at independent columns (init=data)"]
+    ways += [] if exact else ["evaluate with more samples (evaluation_samples), for a bound may be loose"]
     by_likelihood = options.estimator.startswith("maximum-likelihood")
-    remedies += [] if by_likelihood else ["train by estimator=maximum-likelihood"]
+    ways += [] if by_likelihood else ["train by estimator=maximum-likelihood"]
     return (
         f"this model {'has' if exact else 'has at most'} {figures['nll']:.2f} nats, and independent columns have "
-        f"{independent:.2f}: it has learned nothing of how columns depend on each other. Try to {', or to '.join(remedies)}"
+        f"{independent:.2f}: it has learned nothing of how columns depend on each other. Try to {', to '.join(ways)}"
     )
 
 

@@ -32,6 +32,7 @@ from xorflow.training.config import HARMLESS, INITS, OF_A_MODEL, OF_DATA, Option
 from xorflow.training.devices import out_of_memory_as_error, resolve_device
 from xorflow.training.folder import (
     BEGINNING,
+    INCOMPLETE,
     Run,
     data_of_run,
     held,
@@ -53,7 +54,7 @@ from xorflow.training.registry import (
     flow_to_spec,
     model_for,
 )
-from xorflow.training.results import INCOMPLETE, require_complete, result_of
+from xorflow.training.results import require_complete, result_of, with_warning
 from xorflow.training.trainer import Observer, Trainer
 
 
@@ -90,15 +91,8 @@ def fit(
     chosen = Options(data=data.name, layers=None, init=init, estimator=ESTIMATORS.text(estimator)).replace(
         **options
     )
-    _check(chosen, estimator, flow, data)
     folder = None if out is None else Path(out)
-    if folder is not None:
-        require_free(folder)
-    if init == "data":
-        init_from_data(flow, data.train)
-    if folder is not None:
-        _begin(folder, chosen, flow, data)
-    return finish_run(_trainer(flow, estimator, data, chosen, folder, observer))
+    return finish_run(_begun(chosen, estimator, flow, data, folder, observer))
 
 
 def create_run(
@@ -121,16 +115,12 @@ def create_run(
             holds it. Layers without a weight that learns stay as they are.
         dataset: the data that the options name, if they are loaded already.
     """
-    resolve_device(options.device)
+    resolve_device(options.device)  # before data are loaded
     estimator = build_estimator(options.estimator)
     dataset = dataset or build_data(options)
-    flow = model if isinstance(model, nn.Module) else _fresh_flow(options, dataset, model)
-    _check(options, estimator, flow, dataset)
-    require_free(out)
-    if flow is not model:
-        _initialise(options, flow, dataset)
-    _begin(out, options, flow, dataset)
-    return _trainer(flow, estimator, dataset, options, out, observer)
+    if isinstance(model, nn.Module):
+        return _begun(options, estimator, model, dataset, out, observer, initialised=True)
+    return _begun(options, estimator, _fresh_flow(options, dataset, model), dataset, out, observer)
 
 
 def check_run(options: Options, dataset: Dataset, *, model: dict[str, Any] | None = None) -> None:
@@ -170,7 +160,7 @@ def resume_run(
     dataset = data_of_run(run, options, config["data_format"], dataset)
     beginning = read_weights(run, BEGINNING) if options.layers is None else {}
     flow = model_for(config["model"], beginning) if beginning else _fresh_flow(options, dataset, None)
-    if not beginning and _written(flow) != _written(model_for(config["model"], flow.state_dict())):
+    if json.loads(json.dumps(flow_to_spec(flow))) != config["model"]:
         raise CheckpointError(
             f"the options in {run / 'config.json'} make another model than the one in that file, so its weights would mean "
             "something else; go on with the version of xorflow that began the run, or begin anew with another --out"
@@ -190,7 +180,7 @@ def finish_run(trainer: Trainer) -> dict[str, Any]:
 
     Raises:
         EvaluationError: if the weights were trained, and are kept, but some figures could not be computed; the others are
-            in `result.json`, and `evaluate_run` completes it.
+            in `result.json`, and `complete_result` takes what is lacking.
     """
     run = trainer.run_folder
     if run is None:
@@ -224,19 +214,36 @@ def complete_result(run: Path, figures: Mapping[str, Any]) -> None:
     with held(run):
         result = read_result(run)
         lacking = result.pop(INCOMPLETE, {})
-        write_json(run / "result.json", {name: figures[name] for name in lacking if name in figures} | result)
+        result = {name: figures[name] for name in lacking if name in figures} | result
+        write_json(run / "result.json", with_warning(result, options_of_run(run, {})[0]))
 
 
 def _is_finished(run: Path) -> bool:
     return os.path.lexists(run / "result.json")
 
 
-def _begin(run: Path, options: Options, flow: Trainable, dataset: Dataset) -> None:
-    """Make the folder of a run, with all that it begins with."""
-    with new_folder(run):
-        if options.layers is None:
-            save_tensors(run, BEGINNING, flow.state_dict())
-        write_config(run, options, flow, dataset)  # last: a folder with a configuration can be resumed
+def _begun(
+    options: Options,
+    estimator: Estimator,
+    flow: Trainable,
+    dataset: Dataset,
+    run: Path | None,
+    observer: Observer | None,
+    *,
+    initialised: bool = False,
+) -> Trainer:
+    """A run with its folder, if it has one, and all that it begins with; whatever would stop it is found before."""
+    _check(options, estimator, flow, dataset)
+    if run is not None:
+        require_free(run)
+    if not initialised:
+        _initialise(options, flow, dataset)
+    if run is not None:
+        with new_folder(run):
+            if options.layers is None:
+                save_tensors(run, BEGINNING, flow.state_dict())
+            write_config(run, options, flow, dataset)  # last: a folder with a configuration can be resumed
+    return _trainer(flow, estimator, dataset, options, run, observer)
 
 
 def _trainer(
@@ -301,11 +308,6 @@ def untrained(run: Run) -> Trainable:
     flow = copy.deepcopy(run.flow)
     install(flow, read_weights(run.folder, BEGINNING), run.folder)
     return flow
-
-
-def _written(flow: Trainable) -> dict[str, Any]:
-    """The model as a file has it."""
-    return json.loads(json.dumps(flow_to_spec(flow)))
 
 
 def options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
