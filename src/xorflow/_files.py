@@ -191,7 +191,8 @@ class Lock:
 
 def _acquire(path: Path) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        # a link, in a folder from elsewhere, would have another file overwritten
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
             if not _lock(descriptor):
                 raise CheckpointError(

@@ -258,15 +258,14 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of `optimiser_tensors`; a state is of the shape of its parameter, or one number."""
-    shapes = [p.shape for group in optimiser.param_groups for p in group["params"]]
-    indices = {str(index): index for index in range(len(shapes))}
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        index, _, key = name.partition(".")
-        if index not in indices or tensor.shape not in (shapes[indices[index]], torch.Size([])):
-            raise CheckpointError(
-                f"the checkpoint is not of this model: its optimiser has another {name!r}; begin anew with another --out"
-            )
-        state.setdefault(indices[index], {})[key] = tensor
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+    """The inverse of `optimiser_tensors`; what it trains is to be restored after it, for weights may decay in it."""
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    numbers = {name.partition(".")[0] for name in tensors}
+    for number, parameter in enumerate(parameters):
+        parameter.grad = torch.zeros_like(parameter) if str(number) in numbers else None
+    optimiser.step()  # makes the state of all that has one, to be filled
+    optimiser.zero_grad(set_to_none=True)
+    state = optimiser_tensors(optimiser)
+    require_fit(tensors, state, "the optimiser's tensors in the checkpoint")
+    for name, tensor in state.items():
+        tensor.copy_(tensors[name])

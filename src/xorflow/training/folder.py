@@ -194,7 +194,9 @@ def read_result(run: Path) -> dict[str, Any]:
     """The content of a finished run's `result.json`, as far as it is read by programs as it should be."""
     path = inside(run, "result.json")
     result = read_json(path, "the result")
-    records = [(result, _RESULT | (_OF_SEVERAL if "how" in result else _OF_ONE))]
+    records: list[tuple[Any, Mapping[str, Any]]] = [
+        (result, _RESULT | (_OF_SEVERAL if "how" in result else _OF_ONE))
+    ]
     records += [(result[part], _FIGURES) for part in ("test", "validation") if part in result]
     records += [(result.get("data"), {"name": str})]
     records += [(result, {INCOMPLETE: Mapping[str, str]})] if INCOMPLETE in result else []
@@ -217,11 +219,12 @@ class MetricsLog:
 
     def __init__(self, folder: Path | None, *, tensorboard: bool) -> None:
         self._path = None if folder is None else folder / "metrics.jsonl"
-        self._events = _event_writer(folder) if tensorboard and folder is not None else None
+        self._tensorboard, self._events = tensorboard, None
 
     def begin(self, epochs: int) -> None:
         """Drop records after so many epochs: they are of a time that the resumed run will live again."""
         if self._path is not None:
+            self._events = _event_writer(self._path.parent) if self._tensorboard else None
             try:
                 old = read_metrics(self._path)
             except FileNotFoundError:

@@ -95,16 +95,11 @@ def likelihood(
     flow: Trainable, split: Split, samples: int, seed: int = 0, memory: int | None = None
 ) -> LogLikelihood:
     """The best likelihood there is: exact if in closed form, otherwise the importance-sampled bound."""
-    if _is_exact(flow):
+    if flow.has_closed_form:
         return evaluate.exact(flow, split, memory=memory)
     assert isinstance(flow, LatentFlow)
     proposal = "q" if flow.has_posterior else "p"
     return evaluate.importance(flow, split, samples=samples, seed=seed, proposal=proposal, memory=memory)
-
-
-def _is_exact(flow: Trainable) -> bool:
-    """Whether its likelihood is one pass; in a mixture, always: nothing else can be trained."""
-    return isinstance(flow, Mixture) or flow.has_closed_form
 
 
 def refitted(
@@ -112,9 +107,13 @@ def refitted(
 ) -> Flow | Mixture:
     """The deterministic flow on a base fitted to its residuals on the training data; in a mixture, of each component."""
     with bf16_autocast(flow.device, precision):  # of residuals that are only counted
-        if isinstance(flow, Mixture):
-            return flow.of([_refitted(part, train, memory) for part in flow if isinstance(part, LatentFlow)])
-        return _refitted(flow, train, memory)
+        refit = [_refitted(component, train, memory) for component in latent_components(flow)]
+    return flow.of(refit) if isinstance(flow, Mixture) else refit[0]
+
+
+def latent_components(flow: Trainable) -> list[LatentFlow]:
+    """Of a mixture; a flow is the only one of itself."""
+    return flow.latent_components() if isinstance(flow, Mixture) else [flow]
 
 
 def _refitted(flow: LatentFlow, train: Split, memory: int | None) -> Flow:
@@ -176,11 +175,8 @@ def require_finite(log_p: LogLikelihood, what: str) -> LogLikelihood:
 def _report_split(
     flow: Trainable, refit: Flow | Mixture, split: Split, samples: int, precision: str, memory: int | None
 ) -> dict[str, Any]:
-    components = (
-        [part for part in flow if isinstance(part, LatentFlow)] if isinstance(flow, Mixture) else [flow]
-    )
     deterministic = [flow.greedy(), refit]
-    if _is_exact(flow):
+    if flow.has_closed_form:
         best, greedy, refitted_likelihood = evaluate.exact_each([flow, *deterministic], split, memory=memory)
     else:
         greedy, refitted_likelihood = evaluate.exact_each(deterministic, split, memory=memory)
@@ -189,7 +185,9 @@ def _report_split(
         require_finite(log_p, what)
     require_finite(refitted_likelihood, "this split (refitted base)")
     with bf16_autocast(flow.device, precision):
-        uses = [use for part in components for use in evaluate.layer_use(part, split, memory=memory)]
+        uses = [
+            use for part in latent_components(flow) for use in evaluate.layer_use(part, split, memory=memory)
+        ]
     figures = best.summary() | {
         "greedy_nll": greedy.nll,
         "greedy_stderr": greedy.stderr,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -160,7 +159,7 @@ def resume_run(
     dataset = data_of_run(run, options, config["data_format"], dataset)
     beginning = read_weights(run, BEGINNING) if options.layers is None else {}
     flow = model_for(config["model"], beginning) if beginning else _fresh_flow(options, dataset, None)
-    if json.loads(json.dumps(flow_to_spec(flow))) != config["model"]:
+    if not beginning and flow_to_spec(flow) != flow_to_spec(model_for(config["model"], flow.state_dict())):
         raise CheckpointError(
             f"the options in {run / 'config.json'} make another model than the one in that file, so its weights would mean "
             "something else; go on with the version of xorflow that began the run, or begin anew with another --out"
@@ -334,6 +333,11 @@ def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dat
     _check_fits(flow, dataset)
     resolve_device(options.device)
     admitted = estimator.admit(flow)
+    if estimator.takes_soft_targets and not dataset.train.stochastic:
+        raise ConfigError(
+            "soft_targets is for images whose grey values are binarised afresh, as MNIST's are, and these data are fixed; "
+            "leave soft_targets out of the estimator"
+        )
     if options.compile and not attention_stacks(flow):
         raise ConfigError(
             "compile is of the blocks of transformers, and this model has none; leave it out, or set compile=false beside a "

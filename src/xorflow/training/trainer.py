@@ -21,7 +21,7 @@ from xorflow._cuda.proof import proved_steps
 from xorflow._cuda.steps import CapturedSteps, RowsOnDevice, StepNumber
 from xorflow.conditioners.transformer import attention_stacks
 from xorflow.data import Dataset, Split
-from xorflow.errors import ConfigError
+from xorflow.errors import CheckpointError, ConfigError
 from xorflow.estimators import Estimator, Loss
 from xorflow.training.checkpoint import (
     Progress,
@@ -102,11 +102,6 @@ class Trainer:
         observer: Observer | None = None,
     ) -> None:
         self.flow = estimator.admit(flow)
-        if estimator.takes_soft_targets and not dataset.train.stochastic:
-            raise ConfigError(
-                "soft_targets is for images whose grey values are binarised afresh, as MNIST's are, and these data are fixed; "
-                "leave soft_targets out of the estimator"
-            )
         self.estimator, self.options, self.run_folder, self.observer = estimator, options, run, observer
         self.device = resolve_device(options.device)
         self.dataset = dataset.to(self.device)
@@ -415,25 +410,40 @@ class Trainer:
         require_fit(kept, self._learned() | self._random_states(), "the tensors of the checkpoint")
         if best:
             require_fit(best, self.flow.state_dict(), "the best weights of the checkpoint")
+        self._require_possible(snapshot.progress)
         restore_optimiser(self.optimiser, optimiser)
         for name, tensor in (self.average or {}).items():
             tensor.copy_(kept[f"average.{name}"])
         self.module.load_state_dict({name: kept[name] for name in self.module.state_dict()})
-        self.generator.set_state(kept["random.generator"])
         self._dropout_state = kept.get("random.dropout")
+        try:
+            for name in self._random_states():  # the last one is its own
+                self.generator.set_state(kept[name])
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"the checkpoint in {self.run_folder} is damaged: {error}; train again"
+            ) from None
         self.best = {name: tensor.to(self.device) for name, tensor in best.items()} or None
         self.progress = snapshot.progress
         self.bound_sum.fill_(self.progress.bound_sum)
+
+    def _require_possible(self, progress: Progress) -> None:
+        """Refuse a progress that no run of these options passes through."""
+        epoch, batch, step = progress.epoch, progress.batch, progress.step
+        counted = step == epoch * self.steps_per_epoch + batch and batch <= self.steps_per_epoch
+        if not counted or step > self.total_steps:
+            raise CheckpointError(
+                f"the checkpoint in {self.run_folder} is not of this run, which has {self.total_steps:,} steps: it was made at "
+                f"step {step:,}, batch {batch:,} of epoch {epoch + 1:,}; begin anew with another --out"
+            )
 
     def _learned(self) -> dict[str, Tensor]:
         """What is learned, by the names that a checkpoint has for it."""
         return self.module.state_dict() | named("average", self.average)
 
     def _random_states(self) -> dict[str, Tensor]:
-        states = {"generator": self.generator.get_state()}
-        if self._dropout is not None:
-            states["dropout"] = self._dropout.get_state()
-        return named("random", states)
+        generators = {"dropout": self._dropout, "generator": self.generator}
+        return {f"random.{name}": one.get_state() for name, one in generators.items() if one is not None}
 
 
 @contextmanager
