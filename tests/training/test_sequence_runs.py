@@ -227,6 +227,7 @@ def test_data_that_are_not_drawn_have_no_grey_values(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="these data are fixed; leave soft_targets out of the estimator"):
         train_run(options, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_components_in_turn_keep_equal_weights(tmp_path: Path) -> None:
