@@ -1,5 +1,6 @@
 """Several runs at once: in order, none harmed by another, and each the run that it would be alone."""
 
+import multiprocessing
 import os
 import pickle
 import signal
@@ -270,13 +271,27 @@ def ends_with(*arguments: Any) -> None:
     sys.exit(code)
 
 
+def test_a_process_that_is_killed_while_it_sends_is_told_of(options: Options, tmp_path: Path) -> None:
+    class Killed:
+        exitcode = -9
+
+        def join(self) -> None: ...
+
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    os.write(sender.fileno(), b"\0\0\1\0half of it")
+    sender.close()
+    said = jobs._received(Job(options, tmp_path / "a"), Killed(), receiver)  # pyright: ignore[reportArgumentType]
+    assert said.error is not None
+    assert said.error.startswith("its process was ended by signal 9 (by hand")
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
         (130, "its process was told to stop; continue it with --resume"),
         (-signal.SIGTERM, "its process was told to stop; continue it with --resume"),
         (-signal.SIGSEGV, "its process was ended by signal 11; continue it with --resume"),
-        (3, "its process ended with code 3"),
+        (3, "its process ended with code 3; continue it with --resume"),
     ],
 )
 def test_how_a_process_ended_is_said(

@@ -168,6 +168,8 @@ _POLL_SECONDS = 0.1
 """A signal that another thread takes does not wake the one that waits."""
 _INTERRUPTED = 130
 """The code with which a process ends that was told to stop, and has saved."""
+_ENDINGS = dict.fromkeys((_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM), "was told to stop")
+_ENDINGS[-9] = "was ended by signal 9 (by hand, or for want of memory)"
 
 
 def _made_in_processes(jobs: Iterable[Job], workers: int, processes: _Processes) -> Iterator[Outcome]:
@@ -200,15 +202,12 @@ def _received(job: Job, process: SpawnProcess, receiver: Any) -> Outcome:
     """What a process sent, or else how it ended."""
     try:
         result, error = receiver.recv()
-    except EOFError:
+    except (EOFError, OSError):  # of what was sent in part, too
         process.join()
         code = process.exitcode or 0
-        result, error = None, f"its process ended with code {code}"
-        if code in (_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM):
-            error = "its process was told to stop; continue it with --resume"
-        elif code < 0:
-            reason = " (by hand, or for want of memory)" if code == -signal.SIGKILL else ""
-            error = f"its process was ended by signal {-code}{reason}; continue it with --resume"
+        how = "ended with code" if code > 0 else "was ended by signal"
+        how = _ENDINGS.get(code, f"{how} {abs(code)}")
+        result, error = None, f"its process {how}; continue it with --resume"
     process.join()
     return Outcome(job, result, error)
 

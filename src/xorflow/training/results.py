@@ -79,15 +79,17 @@ def worse_than_independent(
     if figures is None or independent is None or figures["nll"] <= independent:
         return None
     exact = figures["kind"] == "exact"
-    ways = ["train longer (epochs)"]
-    ways += [] if options.base.startswith("learned") else ["let the base learn (base=learned)"]
-    ways += [] if options.init == "data" else ["begin at independent columns (init=data)"]
-    ways += [] if exact else ["evaluate with more samples (evaluation_samples), for a bound may be loose"]
-    by_likelihood = options.estimator.startswith("maximum-likelihood")
-    ways += [] if by_likelihood else ["train by estimator=maximum-likelihood"]
+    ways = {
+        "train longer (epochs)": True,
+        "let the base learn (base=learned)": not options.base.startswith("learned"),
+        "begin at independent columns (init=data)": options.init != "data",
+        "evaluate with more samples (evaluation_samples), for a bound may be loose": not exact,
+        "train by estimator=maximum-likelihood": not options.estimator.startswith("maximum-likelihood"),
+    }
     return (
         f"this model {'has' if exact else 'has at most'} {figures['nll']:.2f} nats, and independent columns have "
-        f"{independent:.2f}: it has learned nothing of how columns depend on each other. Try to {', to '.join(ways)}"
+        f"{independent:.2f}: it has learned nothing of how columns depend on each other. Try to "
+        f"{', to '.join(way for way, helps in ways.items() if helps)}"
     )
 
 
@@ -181,9 +183,9 @@ def _report_split(
     else:
         greedy, refitted_likelihood = evaluate.exact_each(deterministic, split, memory=memory)
         best = likelihood(flow, split, samples, memory=memory)
-    for log_p, what in ((best, "this split"), (greedy, "this split (most probable choices)")):
-        require_finite(log_p, what)
-    require_finite(refitted_likelihood, "this split (refitted base)")
+    found = {"": best, " (most probable choices)": greedy, " (refitted base)": refitted_likelihood}
+    for of, log_p in found.items():
+        require_finite(log_p, f"this split{of}")
     with bf16_autocast(flow.device, precision):
         uses = [
             use for part in latent_components(flow) for use in evaluate.layer_use(part, split, memory=memory)
