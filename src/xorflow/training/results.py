@@ -79,7 +79,7 @@ def worse_than_independent(
     if figures is None or independent is None or figures["nll"] <= independent:
         return None
     exact = figures["kind"] == "exact"
-    ways = {
+    remedies = {
         "train longer (epochs)": True,
         "let the base learn (base=learned)": not options.base.startswith("learned"),
         "begin at independent columns (init=data)": options.init != "data",
@@ -89,7 +89,7 @@ def worse_than_independent(
     return (
         f"this model {'has' if exact else 'has at most'} {figures['nll']:.2f} nats, and independent columns have "
         f"{independent:.2f}: it has learned nothing of how columns depend on each other. Try to "
-        f"{', to '.join(way for way, helps in ways.items() if helps)}"
+        f"{', or to '.join(remedy for remedy, helps in remedies.items() if helps)}"
     )
 
 
