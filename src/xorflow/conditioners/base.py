@@ -6,7 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from xorflow._repr import as_call
 from xorflow._states import Alphabet, per_feature
 from xorflow.conditioners.orderings import Order, resolve_order
 from xorflow.errors import DataError, ModelError
+
+Sizes = int | Sequence[int]
+"""One number for all features, or one for each."""
 
 
 class Source(StrEnum):
@@ -35,23 +38,28 @@ class Dependence(StrEnum):
     COUPLED = "coupled"  # those of a mask; d is transformed only where it is outside of the mask
 
 
-class Incremental(Protocol):
-    """A conditioner evaluated block by block of its ordering; see `IncrementalMADE` and `IncrementalSequence`.
+class Incremental(ABC):
+    """A conditioner evaluated block by block of its ordering, for a batch.
 
     For each block `logits` is called at trial values, one or more times, and then `update` at the final ones. The last
     trial's values are final too, but perhaps for the block's last feature, on which none of the block's logits depend.
     """
 
-    @property
-    def blocks(self) -> Sequence[slice]:
-        """Ranks that are taken together, in the order of the features."""
-        ...
+    blocks: Sequence[slice]
+    """Ranks that are taken together, in the order of the features."""
 
-    def logits(self, block: slice, x: Tensor) -> Tensor: ...
-    def update(self, block: slice, x: Tensor) -> None: ...
+    @abstractmethod
+    def logits(self, block: slice, x: Tensor) -> Tensor:
+        """The packed logits of the space of a block's features, at values x (B, b) of the block itself."""
+
+    @abstractmethod
+    def update(self, block: slice, x: Tensor) -> None:
+        """The block has these values."""
+
     def decode(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
         """All blocks at once, for xor, in the arrangement of the ordering; None where there is no kernel for it."""
-        ...
+        del y, uniforms
+        return None
 
 
 class Conditioner(nn.Module, ABC):
@@ -81,8 +89,8 @@ class Conditioner(nn.Module, ABC):
         self,
         features: int,
         *,
-        categories: int | Sequence[int] = 2,
-        choices: int | Sequence[int] | None = None,
+        categories: Sizes = 2,
+        choices: Sizes | None = None,
         sees: Mapping[str, str] | None = None,
         order: Order | None = "natural",
         shape: Sequence[int] | None = None,

@@ -26,25 +26,6 @@ _WORTH_CUTTING = 2**18
 """Weights with fewer entries are multiplied whole: below this the bands' overhead eats what they save."""
 
 
-class _MaskGradient(Function):
-    """The identity forward; backward, the gradient times a mask."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(weight: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG004  # pyright: ignore[reportIncompatibleMethodOverride]
-        return weight.view_as(weight)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:  # noqa: ARG004
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        (mask,) = ctx.saved_tensors
-        return gradients[0] * mask, None
-
-
 @dataclass(frozen=True)
 class Band:
     """Rows `first:last` of a staircase mask, which see columns below `full` wholly and below `seen` in part."""
@@ -170,6 +151,11 @@ class Masked(nn.Module):
     weight: Tensor
     mask: Tensor | None
 
+    def keep_to(self, mask: Tensor) -> None:
+        """Take a mask for the weight; one that forbids nothing is none."""
+        self.register_buffer("mask", None if mask.all() else mask.to(self.weight.dtype), persistent=False)
+        self.apply_mask()
+
     @torch.no_grad()
     def apply_mask(self) -> None:
         """Set to zero what the mask forbids."""
@@ -181,35 +167,18 @@ class Masked(nn.Module):
         # whether the weight requires a gradient is hidden under vmap
         if self.mask is None or not torch.is_grad_enabled():
             return self.weight
-        masked: Tensor = _MaskGradient.apply(self.weight, self.mask)  # pyright: ignore[reportAssignmentType]
-        return masked
+        return self.weight * self.mask
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self.apply_mask()  # loaded weights may come from elsewhere; a leak would make every likelihood wrong
 
 
-class Linear(nn.Linear):
-    """A linear layer, followed by a ReLU if that is asked for; it may have no inputs, and is then its bias."""
-
-    def reset_parameters(self) -> None:
-        if self.in_features:
-            super().reset_parameters()
-        elif self.bias is not None:  # nothing but categories comes in, by a table of its own
-            nn.init.zeros_(self.bias)
-
-    def forward(self, input: Tensor, rectify: bool = False) -> Tensor:
-        out = linear(input, self.weight, self.bias)
-        return out.relu() if rectify else out
-
-
-class MaskedLinear(Masked, Linear):
+class MaskedLinear(Masked, nn.Linear):
     """A linear layer whose weight is zero, and stays zero, where `mask` is: the forward pass is a plain matrix product.
 
     On the CPU, where products cost what their operations cost, a large staircase mask is multiplied in bands.
     """
-
-    mask: Tensor  # pyright: ignore[reportIncompatibleVariableOverride]
 
     seen: Tensor | None
     """How many columns each row sees, (out_features,) int32, if these are always the first ones."""
@@ -218,10 +187,10 @@ class MaskedLinear(Masked, Linear):
 
     def __init__(self, mask: Tensor, *, bias: bool = True) -> None:
         super().__init__(mask.shape[1], mask.shape[0], bias=bias)
-        self.register_buffer("mask", mask.to(self.weight.dtype), persistent=False)
-        self.register_buffer("seen", prefix_lengths(mask), persistent=False)
-        self.bands = staircase_bands(self.seen) if bias and mask.numel() >= _WORTH_CUTTING else None
-        self.apply_mask()
+        self.keep_to(mask)
+        seen = None if self.mask is None else prefix_lengths(mask)
+        self.register_buffer("seen", seen, persistent=False)
+        self.bands = staircase_bands(seen) if bias and mask.numel() >= _WORTH_CUTTING else None
 
     def forward(self, input: Tensor, rectify: bool = False) -> Tensor:
         """The product; of that only what is positive, if it is to be rectified."""
@@ -237,7 +206,7 @@ class MaskedLinear(Masked, Linear):
     def _quicker(self, input: Tensor) -> bool:
         """On the CPU, where there are bands; on CUDA, where gradients are wanted: one launch less, and a quicker one."""
         kind = input.device.type
-        if self.bias is None or not self.in_features or torch.is_autocast_enabled(kind):
+        if self.mask is None or self.bias is None or not self.in_features or torch.is_autocast_enabled(kind):
             return False
         if devices.captures(input.device):
             return torch.is_grad_enabled()
@@ -252,79 +221,81 @@ class Reading:
     """What a network sees, ready for its first layer.
 
     Attributes:
-        dense: the bits of all sources, and the context, (..., I).
-        rows: for each category that is seen, its row in a table, (..., n), int64; `None` if there is none.
-        relaxed: points of simplices in the place of categories, with the rows of a table that they weigh.
+        dense: the context, and the bits of all sources, (..., I).
+        rows: for each category that is seen, its row in a table, (..., n) int64; or, of relaxed states, how much of every row,
+            (..., R) floats; `None` if all are bits.
     """
 
     dense: Tensor
     rows: Tensor | None
-    relaxed: tuple[tuple[Tensor, slice], ...] = ()
 
 
 class Reader(nn.Module):
-    """Takes the states of several sources, and a context, apart into bits and rows of a table.
+    """Takes a context, and the states of several sources, apart into numbers and rows of a table.
 
     Args:
         alphabets: of the sources, in their order.
         context: how many numbers it has.
 
     Attributes:
-        dense_features: for each of the bits, its source's number and its feature.
-        row_features: for each row of the table, its source's number and its feature.
-        arrange: in which order bits and context come; None for that of sources and features, the context last.
+        alphabet: of the features of all sources, one after the other: after the context its packed logits are the inputs,
+            which begin with the bits.
+        arrange: in which order context and bits come; None for this one.
     """
 
+    bits: Tensor
+    others: Tensor
+    first: Tensor
+    packed: Tensor
     arrange: Tensor | None
 
     def __init__(self, alphabets: Sequence[Alphabet], context: int = 0) -> None:
         super().__init__()
         self.alphabets = tuple(alphabets)
-        self.dense_features: list[tuple[int, int]] = []
-        self.row_features: list[tuple[int, int]] = []
-        self.dense_slices: list[slice] = []  # by source
-        self.row_slices: list[slice] = []
-        for number, alphabet in enumerate(self.alphabets):
-            dense, rows, sizes = len(self.dense_features), len(self.row_features), alphabet.sizes
-            bits = [d for d, size in enumerate(sizes) if size == 2]
-            others = [d for d, size in enumerate(sizes) if size != 2]
-            self.dense_features += [(number, d) for d in bits]
-            self.row_features += [(number, d) for d in alphabet.logit_features.tolist() if sizes[d] != 2]
-            self.dense_slices.append(slice(dense, len(self.dense_features)))
-            self.row_slices.append(slice(rows, len(self.row_features)))
-            first = [alphabet.first_logits[d] - len(bits) + rows for d in others]
-            for name, index in (("bits", bits), ("others", others), ("first", first)):
-                self.register_buffer(
-                    f"{name}_{number}", torch.tensor(index, dtype=torch.int64), persistent=False
-                )
-        self.dense, self.rows = len(self.dense_features) + context, len(self.row_features)
+        self.alphabet = Alphabet([size for alphabet in alphabets for size in alphabet.sizes])
+        sizes, firsts = self.alphabet.sizes, self.alphabet.first_logits
+        bits = [d for d, size in enumerate(sizes) if size == 2]
+        others = [d for d, size in enumerate(sizes) if size != 2]
+        self.context, self.dense = context, context + len(bits)
+        self.rows = self.alphabet.flat - len(bits)
+        packed = torch.cat([self.positions(number) for number in range(len(self.alphabets))]).argsort()
+        first = torch.tensor([firsts[d] - len(bits) for d in others], dtype=torch.int64)
+        for name, index in (("bits", bits), ("others", others), ("first", first), ("packed", packed)):
+            self.register_buffer(name, torch.as_tensor(index, dtype=torch.int64), persistent=False)
         self.register_buffer("arrange", None, persistent=False)
+
+    def positions(self, source: int) -> Tensor:
+        """Where the packed logits of a source lie among those of all."""
+        first = sum(alphabet.features for alphabet in self.alphabets[:source])
+        return self.alphabet.positions(range(first, first + self.alphabets[source].features))
 
     def forward(self, states: Sequence[Tensor], context: Tensor | None, dtype: torch.dtype) -> Reading:
         """Integer states (..., D), or relaxed ones (..., flat), of one leading shape."""
-        dense: list[Tensor] = []
-        rows: list[Tensor] = []
-        relaxed: list[tuple[Tensor, slice]] = []
-        for number, (alphabet, state) in enumerate(zip(self.alphabets, states, strict=True)):
-            if state.is_floating_point():
-                bits = len(self.get_buffer(f"bits_{number}"))
-                dense.append(state[..., :bits])
-                if bits < alphabet.flat:
-                    relaxed.append((state[..., bits:], self.row_slices[number]))
-            elif alphabet.binary:
-                dense.append(state.to(dtype))
-            else:
-                dense.append(state.index_select(-1, self.get_buffer(f"bits_{number}")).to(dtype))
-                others = state.index_select(-1, self.get_buffer(f"others_{number}")).long()
-                rows.append(others + self.get_buffer(f"first_{number}"))
-        if context is not None:
-            dense.append(context.to(dtype))
-        together = dense[0] if len(dense) == 1 else torch.cat(dense, -1)
-        return Reading(
-            together if self.arrange is None else together.index_select(-1, self.arrange),
-            None if not rows else rows[0] if len(rows) == 1 else torch.cat(rows, -1),
-            tuple(relaxed),
-        )
+        relaxed = any(state.is_floating_point() for state in states)
+        if relaxed and not self.alphabet.binary:
+            states = [
+                state if state.is_floating_point() else _corners(state, alphabet, dtype)
+                for state, alphabet in zip(states, self.alphabets, strict=True)
+            ]
+        values, rows = states[0] if len(states) == 1 else torch.cat(list(states), -1), None
+        if not self.alphabet.binary and relaxed:
+            values, rows = values.index_select(-1, self.packed).split(
+                (self.dense - self.context, self.rows), -1
+            )
+        elif not self.alphabet.binary:
+            rows = values.index_select(-1, self.others).long() + self.first
+            values = values.index_select(-1, self.bits)
+        values = values.to(dtype) if context is None else torch.cat([context.to(dtype), values.to(dtype)], -1)
+        return Reading(values if self.arrange is None else values.index_select(-1, self.arrange), rows)
+
+
+def _corners(state: Tensor, alphabet: Alphabet, dtype: torch.dtype) -> Tensor:
+    """Integers (..., D) as the relaxed states that they are, (..., flat)."""
+    bits = torch.tensor(alphabet.sizes, device=state.device) == 2
+    firsts = torch.tensor(alphabet.first_logits, device=state.device)
+    ones = torch.where(bits, state, torch.ones_like(state)).to(dtype)
+    packed = ones.new_zeros(*state.shape[:-1], alphabet.flat)
+    return packed.scatter(-1, firsts + torch.where(bits, 0, state.long()), ones)
 
 
 class Table(Masked):
@@ -332,25 +303,62 @@ class Table(Masked):
     categories.
 
     Args:
-        reader: says which rows there are.
-        width: of the vectors.
-        mask: which entries (rows, width) may differ from zero; all by default.
+        mask: which entries (rows, width) may differ from zero.
     """
 
-    def __init__(self, reader: Reader, width: int, mask: Tensor | None = None) -> None:
+    def __init__(self, mask: Tensor) -> None:
         super().__init__()
-        self.bound = (reader.dense + reader.rows) ** -0.5  # that of a linear layer of so many inputs
-        self.weight = nn.Parameter(torch.empty(reader.rows, width).uniform_(-self.bound, self.bound))
-        self.register_buffer("mask", None if mask is None else mask.to(self.weight.dtype), persistent=False)
-        self.apply_mask()
+        self.weight = nn.Parameter(torch.empty(mask.shape))
+        self.keep_to(mask)
 
-    def forward(self, reading: Reading) -> Tensor:
-        """The sum of a row's vectors, (..., width)."""
+    def forward(self, rows: Tensor) -> Tensor:
+        """The sum of a row's vectors, (..., width); see `Reading`."""
         weight = self.masked_weight()
-        sums = [weights @ weight[rows] for weights, rows in reading.relaxed]
-        if reading.rows is not None:
-            sums.append(bag(reading.rows, weight))
-        return sum(sums[1:], start=sums[0])
+        return rows @ weight if rows.is_floating_point() else bag(rows, weight)
+
+
+class InputLayer(MaskedLinear):
+    """A masked linear layer of what a `Reader` reads: a product with what is dense, and a table for the rest.
+
+    Args:
+        mask: which weights (outputs, inputs) may differ from zero, the dense inputs first.
+        dense: how many of the inputs these are.
+        bias: whether it has one.
+    """
+
+    def __init__(self, mask: Tensor, dense: int, *, bias: bool = True) -> None:
+        super().__init__(mask[:, :dense], bias=bias)
+        self.table: Table | None = None
+
+    def reset_parameters(self) -> None:
+        if self.in_features:
+            super().reset_parameters()
+
+    @torch.no_grad()
+    def add_table(self, mask: Tensor) -> None:
+        """Take all inputs of a mask, the further ones by a table; fresh weights are of the spread that so many inputs need."""
+        bound = mask.shape[1] ** -0.5
+        self.table = Table(mask[:, self.in_features :].T)
+        for weights in (self.table.weight, *super().parameters(recurse=False)):
+            weights.uniform_(-bound, bound)
+        self.apply_mask()
+        self.table.apply_mask()
+
+    def forward(self, reading: Reading, rectify: bool = False) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.table is None or reading.rows is None:
+            return super().forward(reading.dense, rectify)
+        out = super().forward(reading.dense) + self.table(reading.rows)
+        return out.relu_() if rectify else out
+
+    @torch.no_grad()
+    def set_weights(self, weights: Tensor) -> None:
+        """Of all inputs, (outputs, inputs), as far as the masks let them."""
+        dense, rows = weights.tensor_split([self.in_features], 1)
+        self.weight.copy_(dense)
+        self.apply_mask()
+        if self.table is not None:
+            self.table.weight.copy_(rows.T)
+            self.table.apply_mask()
 
 
 def bag(rows: Tensor, table: Tensor) -> Tensor:
@@ -390,14 +398,3 @@ class _Bag(Function):
         if in_dims[1] is None:
             return bag(rows.movedim(in_dims[0], 0), table), 0
         return _Bag.one_after_the_other(info, in_dims, rows, table), 0
-
-
-@torch.no_grad()
-def reset_beside(table: Table | None, layer: Linear | None) -> None:
-    """Fresh weights for the linear layer beside a table: of the spread that belongs to the inputs of both."""
-    if table is None or layer is None:  # one of them reads all there is
-        return
-    for parameter in layer.parameters():
-        parameter.uniform_(-table.bound, table.bound)
-    if isinstance(layer, Masked):
-        layer.apply_mask()

@@ -13,7 +13,7 @@ from torch.nn.functional import dropout, linear, pad
 from xorflow._cuda import decoding
 from xorflow._cuda.decoding import Capturable
 from xorflow._states import Alphabet
-from xorflow.conditioners.base import Conditioner, Dependence, Source
+from xorflow.conditioners.base import Conditioner, Dependence, Incremental, Source
 from xorflow.conditioners.linear import bag
 from xorflow.conditioners.orderings import Order, image_shape
 from xorflow.conditioners.receptive_field import checked_skipped, coordinates, receptive_fields
@@ -345,7 +345,7 @@ class SequenceConditioner(Conditioner):
         return IncrementalSequence(self, batch, context)
 
 
-class IncrementalSequence:
+class IncrementalSequence(Incremental):
     """One evaluation of a `SequenceConditioner` along its ordering, which keeps what the core made of earlier steps.
 
     Each feature is a block of its own, whose logits do not depend on its value: each step is taken once.
