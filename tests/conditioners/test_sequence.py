@@ -308,7 +308,7 @@ def test_bfloat16_is_near(rotary):
 def refused(kind: str) -> list[tuple[dict, str]]:
     shared: list[tuple[dict, str]] = [
         ({"width": 0}, "width is at least 1, and got 0"),
-        ({"depth": 0}, "at least one (block|layer), and got depth=0"),
+        ({"depth": 0}, "depth is at least 1, and got 0"),
         ({"reach": -1}, "reach is at least 0, and got -1"),
         ({"dropout": 1.0}, "below 1, and got 1.0"),
         ({"shape": (2, 2)}, r"shape of 6 features, and got shape=\(2, 2\)"),

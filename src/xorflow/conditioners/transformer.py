@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from xorflow.conditioners.base import Sizes
 from xorflow.conditioners.orderings import Order
-from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner, require_share
+from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner
 from xorflow.errors import ModelError
 
 Cache = list[tuple[Tensor, Tensor]]
@@ -65,8 +66,8 @@ class CausalTransformer(SequenceConditioner):
         order: Order = "natural",
         shape: Sequence[int] | None = None,
         reach: int = 2,
-        categories: int | Sequence[int] = 2,
-        choices: int | Sequence[int] | None = None,
+        categories: Sizes = 2,
+        choices: Sizes | None = None,
         sees: Mapping[str, str] | None = None,
         context: int = 0,
         skipped: Sequence[int] = (),
@@ -75,6 +76,8 @@ class CausalTransformer(SequenceConditioner):
         super().__init__(
             features,
             width=width,
+            depth=depth,
+            dropout=dropout,
             order=order,
             shape=shape,
             reach=reach,
@@ -84,8 +87,6 @@ class CausalTransformer(SequenceConditioner):
             context=context,
             skipped=skipped,
         )
-        if depth < 1:
-            raise ModelError(f"a transformer has at least one block, and got depth={depth}")
         if heads < 1 or width % heads:
             raise ModelError(f"width is a multiple of heads, and got width={width} with heads={heads}")
         axes = len(self.shape or (features,))
@@ -94,10 +95,9 @@ class CausalTransformer(SequenceConditioner):
                 f"rotary turns pairs of a head's units, at least one for each of {axes} coordinates, and width={width} with "
                 f"heads={heads} gives a head {width // heads}; choose width / heads even, and at least {2 * axes}"
             )
-        require_share(dropout)
-        self.depth, self.heads, self.dropout, self.rotary = depth, heads, dropout, rotary
+        self.heads, self.rotary = heads, rotary
         turns = _frequencies(width // heads // 2, self.shape or (features,)) if rotary else None
-        self.net = self._network(AttentionStack(width, depth, heads, dropout, turns), dropout)
+        self.net = self._network(AttentionStack(width, depth, heads, dropout, turns))
 
 
 _BACKEND = "inductor"
