@@ -66,9 +66,9 @@ class Conditioner(nn.Module, ABC):
     """What a layer's choice u depends on: from its declared inputs to the logits of u.
 
     A subclass calls this constructor, keeps its further arguments as attributes of their names (or gives `config`), and gives
-    `forward` and `start_at`. It gives `decoder` if it can be evaluated along its ordering, which spares sampling, and
-    conditionals step by step, a whole pass for each feature. How it learns is its own matter: one that is fitted, not trained
-    by gradients, keeps buffers instead of parameters.
+    `forward`; if it is trained by gradients, `start_at`. It gives `decoder` if it can be evaluated along its ordering, which
+    spares sampling, and conditionals step by step, a whole pass for each feature. How it learns is its own matter: one that is
+    fitted keeps buffers instead of parameters.
 
     Args:
         features: D.
@@ -111,9 +111,11 @@ class Conditioner(nn.Module, ABC):
     @abstractmethod
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor: ...
 
-    @abstractmethod
     def start_at(self, logits: Tensor) -> None:
-        """Set the output biases, so that a network of small weights begins near these packed logits (flat,)."""
+        """Set the output biases, so that a network of small weights begins near these packed logits (flat,).
+
+        One that is fitted does not begin anywhere.
+        """
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, as JSON, from which a checkpoint builds the conditioner again.
@@ -171,13 +173,10 @@ class Conditioner(nn.Module, ABC):
     ) -> tuple[list[Tensor], Tensor | None]:
         """What it sees by source, and the context, with one leading shape."""
         self._check_context(context)
-        states = [inputs[source] for source in self.sees]
-        leads = [state.shape[:-1] for state in states] + ([] if context is None else [context.shape[:-1]])
-        if len(leads) > 1:
-            lead = common_lead(*leads)
-            states = [state.expand(*lead, state.shape[-1]) for state in states]
-            context = None if context is None else context.expand(*lead, context.shape[-1])
-        return states, context
+        given = [inputs[source] for source in self.sees] + ([] if context is None else [context])
+        lead = common_lead(*(tensor.shape[:-1] for tensor in given))
+        given = [tensor.expand(*lead, tensor.shape[-1]) for tensor in given]
+        return given[: len(self.sees)], None if context is None else given[-1]
 
     def _check_context(self, context: Tensor | None) -> None:
         came = 0 if context is None else context.shape[-1]

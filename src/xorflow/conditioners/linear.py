@@ -17,7 +17,7 @@ from torch.nn.functional import embedding_bag, linear
 
 from xorflow._cuda import devices, kernels
 from xorflow._math import Function
-from xorflow._states import Alphabet
+from xorflow._states import Alphabet, Layout
 
 _BLOCKS = 8
 """Into how many bands the rows of a staircase are cut; n bands leave (n + 1) / 2n of the products."""
@@ -251,51 +251,38 @@ class Reader(nn.Module):
 
     def __init__(self, alphabets: Sequence[Alphabet], context: int = 0) -> None:
         super().__init__()
-        self.alphabets = tuple(alphabets)
+        self.layouts = nn.ModuleList(map(Layout, alphabets))
         self.alphabet = Alphabet([size for alphabet in alphabets for size in alphabet.sizes])
-        sizes, firsts = self.alphabet.sizes, self.alphabet.first_logits
-        bits = [d for d, size in enumerate(sizes) if size == 2]
-        others = [d for d, size in enumerate(sizes) if size != 2]
-        self.context, self.dense = context, context + len(bits)
-        self.rows = self.alphabet.flat - len(bits)
-        packed = torch.cat([self.positions(number) for number in range(len(self.alphabets))]).argsort()
-        first = torch.tensor([firsts[d] - len(bits) for d in others], dtype=torch.int64)
+        sizes, owners = torch.tensor(self.alphabet.sizes), self.alphabet.logit_features
+        bits, others = (sizes == 2).nonzero().flatten(), (sizes != 2).nonzero().flatten()
+        self.context, self.dense, self.rows = context, context + len(bits), len(owners) - len(bits)
+        self.sources = list(torch.arange(len(sizes)).split([alphabet.features for alphabet in alphabets]))
+        packed = torch.cat([self.positions(number) for number in range(len(alphabets))]).argsort()
+        first = torch.tensor(self.alphabet.first_logits)[others] - len(bits)
         for name, index in (("bits", bits), ("others", others), ("first", first), ("packed", packed)):
-            self.register_buffer(name, torch.as_tensor(index, dtype=torch.int64), persistent=False)
+            self.register_buffer(name, index, persistent=False)
         self.register_buffer("arrange", None, persistent=False)
 
     def positions(self, source: int) -> Tensor:
         """Where the packed logits of a source lie among those of all."""
-        first = sum(alphabet.features for alphabet in self.alphabets[:source])
-        return self.alphabet.positions(range(first, first + self.alphabets[source].features))
+        return self.alphabet.positions(self.sources[source].tolist())
 
     def forward(self, states: Sequence[Tensor], context: Tensor | None, dtype: torch.dtype) -> Reading:
         """Integer states (..., D), or relaxed ones (..., flat), of one leading shape."""
         relaxed = any(state.is_floating_point() for state in states)
         if relaxed and not self.alphabet.binary:
             states = [
-                state if state.is_floating_point() else _corners(state, alphabet, dtype)
-                for state, alphabet in zip(states, self.alphabets, strict=True)
+                state if state.is_floating_point() else layout.corners(state, dtype)  # pyright: ignore[reportCallIssue]
+                for state, layout in zip(states, self.layouts, strict=True)
             ]
-        values, rows = states[0] if len(states) == 1 else torch.cat(list(states), -1), None
+        dense, rows = states[0] if len(states) == 1 else torch.cat(list(states), -1), None
         if not self.alphabet.binary and relaxed:
-            values, rows = values.index_select(-1, self.packed).split(
-                (self.dense - self.context, self.rows), -1
-            )
+            dense, rows = dense.index_select(-1, self.packed).tensor_split([len(self.bits)], -1)
         elif not self.alphabet.binary:
-            rows = values.index_select(-1, self.others).long() + self.first
-            values = values.index_select(-1, self.bits)
-        values = values.to(dtype) if context is None else torch.cat([context.to(dtype), values.to(dtype)], -1)
-        return Reading(values if self.arrange is None else values.index_select(-1, self.arrange), rows)
-
-
-def _corners(state: Tensor, alphabet: Alphabet, dtype: torch.dtype) -> Tensor:
-    """Integers (..., D) as the relaxed states that they are, (..., flat)."""
-    bits = torch.tensor(alphabet.sizes, device=state.device) == 2
-    firsts = torch.tensor(alphabet.first_logits, device=state.device)
-    ones = torch.where(bits, state, torch.ones_like(state)).to(dtype)
-    packed = ones.new_zeros(*state.shape[:-1], alphabet.flat)
-    return packed.scatter(-1, firsts + torch.where(bits, 0, state.long()), ones)
+            rows = dense.index_select(-1, self.others).long() + self.first
+            dense = dense.index_select(-1, self.bits)
+        dense = dense.to(dtype) if context is None else torch.cat([context.to(dtype), dense.to(dtype)], -1)
+        return Reading(dense if self.arrange is None else dense.index_select(-1, self.arrange), rows)
 
 
 class Table(Masked):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from xorflow._states import NEVER
-from xorflow.conditioners.base import Conditioner, Source
+from xorflow.conditioners.base import Conditioner, Sizes, Source
 from xorflow.conditioners.linear import Reader
 from xorflow.conditioners.made import Perceptron
 from xorflow.conditioners.orderings import coupling_mask
@@ -33,8 +33,8 @@ class MLP(Conditioner):
         features: int,
         hidden: Sequence[int] = (1024,),
         *,
-        categories: int | Sequence[int] = 2,
-        choices: int | Sequence[int] | None = None,
+        categories: Sizes = 2,
+        choices: Sizes | None = None,
         sees: Sequence[str] = ("x",),
         direct: bool = False,
         context: int = 0,
@@ -80,12 +80,18 @@ class Diagonal(Conditioner):
         context: the number of context features, which it does not read.
     """
 
+    inputs: Tensor
+    outputs: Tensor
+    first: Tensor
+    step: Tensor
+    owners: Tensor
+
     def __init__(
         self,
         features: int,
         *,
-        categories: int | Sequence[int] = 2,
-        choices: int | Sequence[int] | None = None,
+        categories: Sizes = 2,
+        choices: Sizes | None = None,
         sees: str = "state",
         context: int = 0,
     ) -> None:
@@ -99,20 +105,20 @@ class Diagonal(Conditioner):
         )
         (self._source,) = self.sees
         into, out = self.alphabet(self._source), self.choices
-        pairs: dict[tuple[int, int], list[int]] = {}  # features alike in both, which share an operation
-        for feature, sizes in enumerate(zip(into.sizes, out.sizes, strict=True)):
-            pairs.setdefault(sizes, []).append(feature)
-        self.slopes = nn.ParameterList()
-        self._pairs = list(pairs.values())
-        outputs = []
-        for number, alike in enumerate(self._pairs):
-            inputs = into.positions(alike).view(len(alike), -1)
-            outputs.append(out.positions(alike))
-            shape = (*inputs.shape, len(outputs[-1]) // len(alike))
-            self.slopes.append(nn.Parameter(0.01 * torch.randn(shape)))
-            self.register_buffer(f"features_{number}", torch.tensor(alike), persistent=False)
-            self.register_buffer(f"inputs_{number}", inputs, persistent=False)
-        self.register_buffer("place", torch.cat(outputs).argsort(), persistent=False)
+        # what each slope connects, feature by feature; of each logit the first slope, and how far the next category's is
+        inputs, outputs, count = [], [], 0
+        first, step = torch.zeros(2, out.flat, dtype=torch.int64)
+        for d in range(features):
+            rows, columns = into.positions([d]), out.positions([d])
+            first[columns] = count + torch.arange(len(columns))
+            step[columns] = 0 if into.sizes[d] == 2 else len(columns)  # a bit multiplies its only one
+            inputs.append(rows.repeat_interleave(len(columns)))
+            outputs.append(columns.repeat(len(rows)))
+            count += len(inputs[-1])
+        buffers = {"inputs": torch.cat(inputs), "outputs": torch.cat(outputs), "first": first, "step": step}
+        for name, index in (buffers | {"owners": out.logit_features}).items():
+            self.register_buffer(name, index, persistent=False)
+        self.slope = nn.Parameter(0.01 * torch.randn(count))
         self.level = nn.Parameter(torch.zeros(out.flat))
 
     def config(self) -> dict[str, Any]:
@@ -121,18 +127,14 @@ class Diagonal(Conditioner):
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
         self._check_context(context)
         state = inputs[self._source]
-        outputs = [self._of_pair(number, state, slope) for number, slope in enumerate(self.slopes)]
-        return torch.cat(outputs, -1).index_select(-1, self.get_buffer("place")) + self.level
-
-    def _of_pair(self, number: int, state: Tensor, slope: Tensor) -> Tensor:
-        """(..., n * out) of features that are alike."""
         if state.is_floating_point():
-            values = state[..., self.get_buffer(f"inputs_{number}")]  # (..., n, into)
-            return (values.unsqueeze(-1) * slope).sum(-2).flatten(-2)
-        values = state.index_select(-1, self.get_buffer(f"features_{number}"))
-        if self.alphabet(self._source).sizes[self._pairs[number][0]] == 2:
-            return (values.unsqueeze(-1).to(slope.dtype) * slope[:, 0]).flatten(-2)
-        return slope[torch.arange(len(slope), device=slope.device), values.long()].flatten(-2)
+            terms = state.index_select(-1, self.inputs) * self.slope
+            return self.level.expand(*terms.shape[:-1], -1).index_add(-1, self.outputs, terms)
+        values = state.index_select(-1, self.owners)
+        if self.alphabet(self._source).binary:
+            return values * self.slope[self.first] + self.level
+        slope = self.slope[self.first + values.long() * self.step]
+        return torch.where(self.step == 0, values * slope, slope) + self.level
 
     @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:
@@ -142,10 +144,7 @@ class Diagonal(Conditioner):
     def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
         """Begin at a linear map of the source, as far as each logit is of its own feature."""
         assert source is self._source
-        for number, (features, weights) in enumerate(zip(self._pairs, self.slopes, strict=True)):
-            rows = self.get_buffer(f"inputs_{number}")
-            columns = self.choices.positions(features).view(len(features), 1, -1)
-            weights.copy_(slope[rows[:, :, None], columns.to(rows.device)])
+        self.slope.copy_(slope[self.inputs, self.outputs])
         self.start_at(level)
 
 
@@ -178,8 +177,8 @@ class Coupling(Conditioner):
         mask: str | Sequence[bool] | Tensor = "halves",
         shape: Sequence[int] | None = None,
         flip: bool = False,
-        categories: int | Sequence[int] = 2,
-        choices: int | Sequence[int] | None = None,
+        categories: Sizes = 2,
+        choices: Sizes | None = None,
         context: int = 0,
     ) -> None:
         super().__init__(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from xorflow.conditioners.base import Sizes
 from xorflow.conditioners.orderings import Order
-from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner
+from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner, SequenceNetwork
 from xorflow.errors import ModelError
 
 Cell = Literal["gru", "lstm"]
@@ -79,7 +79,7 @@ class Recurrent(SequenceConditioner):
         if cell not in CELLS:
             raise ModelError(f"cell is one of {', '.join(CELLS)}, and got {cell!r}")
         self.cell = cell
-        self.net = self._network(RecurrentStack(width, depth, cell, dropout))
+        self.net = SequenceNetwork(self, RecurrentStack(width, depth, cell, dropout))
 
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear, pad
+from torch.nn.functional import dropout, linear
 
 from xorflow._cuda import decoding
 from xorflow._cuda.decoding import Capturable
@@ -75,44 +75,27 @@ class SequenceNetwork(nn.Module):
     and by column.
 
     Args:
-        core: what makes of these what the head takes.
-        width: of the vectors.
-        axes: of the image, or how many features there are.
-        field: how many places all receptive fields of a step have.
-        inputs: how many rows their values take in a table.
-        outputs: (D, O).
-        context: C.
-        drop: the share of units left out of the vectors.
-        skips: whether features are skipped.
+        net: the conditioner that they are of.
+        core: what makes of these vectors what the head takes.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        width: int,
-        axes: Sequence[int],
-        *,
-        field: int,
-        inputs: int,
-        outputs: tuple[int, int],
-        context: int,
-        drop: float,
-        skips: bool,
-    ) -> None:
+    def __init__(self, net: SequenceConditioner, core: Core) -> None:
         super().__init__()
-        self.values, self.seen = fresh(inputs, width), fresh(field, width)
-        self.visited = nn.ParameterList(
-            fresh(size, width) for size in axes
-        )  # by what the step gives logits of
-        self.came_from = nn.ParameterList(fresh(size, width) for size in axes)  # by the feature before it
-        self.context = fresh(context, width) if context else None
-        self.dropout = Dropout(drop)
+        sources, _, places = net.fields.shape
+        inputs = places * sum(_floats(net.alphabet(source)) for source in net.sees)
+        features, outputs, axes = net.features, _floats(net.choices), net.shape or (net.features,)
+        self.values, self.seen = fresh(inputs, net.width), fresh(sources * places, net.width)
+        self.visited = nn.ParameterList(fresh(size, net.width) for size in axes)  # by the step's own feature
+        self.came_from = nn.ParameterList(fresh(size, net.width) for size in axes)  # by the one before it
+        self.context = fresh(net.context_features, net.width) if net.context_features else None
+        self.dropout = Dropout(net.dropout)
         self.core = core
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, outputs[1], bias=False)
+        self.norm = nn.LayerNorm(net.width)
+        self.head = nn.Linear(net.width, outputs, bias=False)
         nn.init.normal_(self.head.weight, std=_SMALL)
-        self.bias = nn.Parameter(torch.zeros(outputs))  # by feature
-        self.aside = nn.Parameter(torch.zeros(inputs, outputs[1])) if skips else None  # of skipped features
+        self.bias = nn.Parameter(torch.zeros(features, outputs))
+        # the outputs of skipped features
+        self.aside = nn.Parameter(torch.zeros(inputs, outputs)) if net.skipped else None
 
     def places(self, visits: Tensor, seen: Tensor) -> Tensor:
         """The part of a step's vector that does not depend on values: (D, width), in the ordering."""
@@ -183,14 +166,14 @@ class SequenceConditioner(Conditioner):
         context: int,
         skipped: Sequence[int],
     ) -> None:
-        self.shape = None if shape is None else image_shape(shape, features, "a network on images")
+        image = None if shape is None else image_shape(shape, features, "a network on images")
         super().__init__(
             features,
             categories=categories,
             choices=choices,
             sees=sees,
             order=order,
-            shape=self.shape,
+            shape=image,
             context=context,
         )
         if set(self.sees.values()) - {Dependence.BEFORE, Dependence.UP_TO}:
@@ -204,7 +187,7 @@ class SequenceConditioner(Conditioner):
         if not 0 <= dropout < 1:
             raise ModelError(f"dropout is a share of at least 0 and below 1, and got {dropout}")
         self.width, self.depth, self.dropout, self.reach = width, depth, dropout, reach
-        self.skipped = checked_skipped(skipped, features)
+        self.shape, self.skipped = image, checked_skipped(skipped, features)
         self._lay_out()
         self.ordering = fresh(width)
 
@@ -232,20 +215,6 @@ class SequenceConditioner(Conditioner):
             self.register_buffer(name, value, persistent=False)
         self.steps_before = [0, *(~apart).cumsum(0).tolist()]  # by rank
         self.layout = Layout(self.choices)
-
-    def _network(self, core: Core) -> SequenceNetwork:
-        places = self.fields.shape[-1]
-        return SequenceNetwork(
-            core,
-            self.width,
-            self.shape or (self.features,),
-            field=len(self.sees) * places,
-            inputs=places * sum(_floats(self.alphabet(source)) for source in self.sees),
-            outputs=(self.features, _floats(self.choices)),
-            context=self.context_features,
-            drop=self.dropout,
-            skips=bool(self.skipped),
-        )
 
     def reordered(self, order: Order) -> Self:
         """The same network in another ordering: all weights are shared but a vector that tells the orderings apart."""
@@ -403,10 +372,7 @@ def _values(alphabet: Alphabet, state: Tensor, dtype: torch.dtype) -> Tensor:
     if not state.is_floating_point():
         return state.long()
     spread = state.new_zeros(len(state), alphabet.features, alphabet.width)
-    for group in alphabet.groups:
-        values = state[:, group.logits].unflatten(1, (len(group.features), group.each))
-        if group.binary:
-            values = torch.cat((1 - values, values), -1)
-        index = torch.tensor(group.features, device=state.device)
-        spread = spread.index_add(1, index, pad(values, (0, alphabet.width - group.size)))
+    for group, values in zip(alphabet.groups, Layout(alphabet).logits(state), strict=True):
+        both = torch.stack((1 - values, values), -1) if group.binary else values
+        spread[:, list(group.features), : group.size] = both
     return spread
