@@ -92,14 +92,19 @@ class _MaskedProduct(Function):
         of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
         g = gradients[0].contiguous()  # a broadcast gradient would keep every product from the fast routines
         g = g if out is None else torch.ops.aten.threshold_backward(g, out, 0)
-        if torch.is_grad_enabled() or ctx.bands is None:  # plain operations, which have gradients themselves
-            g_x = g @ weight if of_x else None
-            g_weight = _masked(g.t() @ x, mask, seen) if of_weight else None
-        else:
+        plain = torch.is_grad_enabled()  # operations that have gradients themselves
+        kernel = not plain and devices.usable(g) and g.dtype == torch.float32
+        if not plain and ctx.bands is not None:
             g_x = torch.zeros_like(x) if of_x else None
             g_weight = torch.zeros_like(weight) if of_weight else None
             _add_by_bands(g, x, weight, mask, ctx.bands, g_x, g_weight)
-        return g_x, g_weight, _column_sums(g) if of_bias else None, None, None, None, None
+        else:
+            g_x, g_weight = g @ weight if of_x else None, g.t() @ x if of_weight else None
+            if g_weight is not None:
+                zeroed = kernels.zero_beyond(g_weight, seen) if kernel and seen is not None else None
+                g_weight = g_weight * mask if zeroed is None else zeroed
+        g_bias = (kernels.column_sums(g) if kernel else g.sum(-2)) if of_bias else None
+        return g_x, g_weight, g_bias, None, None, None, None
 
     @staticmethod
     def vmap(info, in_dims, *inputs: Any):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -123,21 +128,6 @@ def _add_by_bands(
         if g_weight is not None:
             torch.mm(g[:, rows].t(), x[:, : band.seen], out=g_weight[rows, : band.seen])
             g_weight[rows, band.full : band.seen].mul_(mask[rows, band.full : band.seen])
-
-
-def _fast(g: Tensor) -> bool:
-    """Whether a kernel may take the place of plain operations, which have gradients themselves."""
-    return devices.usable(g) and g.dtype == torch.float32 and not torch.is_grad_enabled()
-
-
-def _column_sums(g: Tensor) -> Tensor:
-    return kernels.column_sums(g) if _fast(g) else g.sum(-2)
-
-
-def _masked(g_weight: Tensor, mask: Tensor, seen: Tensor | None) -> Tensor:
-    if seen is not None and _fast(g_weight):
-        return kernels.zero_beyond(g_weight, seen)
-    return g_weight * mask
 
 
 class Masked(nn.Module):
@@ -323,7 +313,9 @@ class InputLayer(MaskedLinear):
 
     @torch.no_grad()
     def add_table(self, mask: Tensor) -> None:
-        """Take all inputs of a mask, the further ones by a table; fresh weights are of the spread that so many inputs need."""
+        """Take all inputs of a mask, those that are not dense by a table; fresh weights have the spread that so many need."""
+        if mask.shape[1] == self.in_features:
+            return
         bound = mask.shape[1] ** -0.5
         self.table = Table(mask[:, self.in_features :].T)
         for weights in (self.table.weight, *super().parameters(recurse=False)):

@@ -6,17 +6,17 @@ units is added once, when it is final; inside a block only the few units between
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import relu
 
 from xorflow._cuda import devices, kernels
-from xorflow.conditioners.base import Conditioner, Dependence, Incremental, Sizes, Source
-from xorflow.conditioners.linear import InputLayer, MaskedLinear, Reader
+from xorflow.conditioners.base import Dependence, Incremental, Sizes
+from xorflow.conditioners.linear import InputLayer, Reader
+from xorflow.conditioners.mlp import FeedForward, Perceptron
 from xorflow.conditioners.orderings import Order, ranks
 from xorflow.errors import ModelError
 
@@ -24,83 +24,7 @@ _WIDEST_KERNEL = 8192
 """The most hidden units whose sums fit into the registers of one program."""
 
 
-class Perceptron(nn.Module):
-    """Linear layers with ReLUs between them, the first of which reads states, and direct connections if they are asked for.
-
-    Args:
-        reader: of the first layer, and of direct connections.
-        hidden: the widths of the hidden layers.
-        outputs: how many there are.
-        direct: add connections from what is read to the outputs.
-        degrees: of the inputs, of each hidden layer, and of the outputs: what has a degree sees what has that one or a lower
-            one. All see all by default.
-    """
-
-    def __init__(
-        self,
-        reader: Reader,
-        hidden: Sequence[int],
-        outputs: int,
-        *,
-        direct: bool = False,
-        degrees: Sequence[Tensor] | None = None,
-    ) -> None:
-        super().__init__()
-        if any(width < 1 for width in hidden):
-            raise ModelError(f"hidden widths are at least 1, and got {tuple(hidden)}")
-        if degrees is None:
-            degrees = [torch.zeros(width) for width in (reader.dense + reader.rows, *hidden, outputs)]
-        first, *masks = (upper[:, None] >= lower for lower, upper in itertools.pairwise(degrees))
-        self.reader = reader
-        self.layers = nn.ModuleList([InputLayer(first, reader.dense), *map(MaskedLinear, masks)])
-        if reader.rows:
-            self.entry.add_table(first)
-        self.skip = None
-        if direct:
-            across = degrees[-1][:, None] >= degrees[0]
-            self.skip = InputLayer(across, reader.dense, bias=False)
-            if reader.rows:
-                self.skip.add_table(across)
-
-    @property
-    def linear(self) -> list[MaskedLinear]:
-        """Its layers."""
-        return [layer for layer in self.layers if isinstance(layer, MaskedLinear)]
-
-    @property
-    def entry(self) -> InputLayer:
-        """The first layer."""
-        entry = self.layers[0]
-        assert isinstance(entry, InputLayer)
-        return entry
-
-    @property
-    def bias(self) -> Tensor:
-        """Of the outputs."""
-        return self.linear[-1].bias
-
-    def forward(self, states: Sequence[Tensor], context: Tensor | None) -> Tensor:
-        first, *others = self.layers
-        reading = self.reader(states, context, self.bias.dtype)
-        x = first(reading, rectify=bool(others))
-        for layer in others:
-            x = layer(x, rectify=layer is not others[-1])
-        return x if self.skip is None else x + self.skip(reading)
-
-    @torch.no_grad()
-    def start_linear(self, source: int, slope: Tensor) -> None:
-        """Begin at a linear map of one source, (its `flat`, outputs), as far as there is a linear path."""
-        layer, reader = self.entry if len(self.layers) == 1 else self.skip, self.reader
-        if layer is None:
-            return
-        weights = torch.zeros(len(self.bias), reader.dense + reader.rows).to(self.bias)
-        weights[:, reader.context + reader.positions(source)] = slope.T.to(weights)
-        if reader.arrange is not None:
-            weights[:, : reader.dense] = weights[:, reader.arrange]
-        layer.set_weights(weights)
-
-
-class MADE(Conditioner):
+class MADE(FeedForward):
     r"""Masked autoencoder for distribution estimation (Germain et al., 2015) as a conditioner.
 
     Hidden unit j of degree :math:`m_j` sees the inputs of rank below :math:`m_j` in the ordering, and the logits of the
@@ -122,9 +46,6 @@ class MADE(Conditioner):
     torch.Size([5, 3])
     """
 
-    rearrange: Tensor | None
-    places: Tensor  # where the outputs, which follow the ordering, lie among the packed logits
-
     def __init__(
         self,
         features: int,
@@ -143,7 +64,8 @@ class MADE(Conditioner):
         if Dependence.COUPLED in self.sees.values():
             raise ModelError("MADE sees its inputs by an ordering, not by a mask; use Coupling for a mask")
         self.hidden, self.direct = tuple(hidden), direct and bool(hidden)
-        reader, rank = Reader([self.alphabet(source) for source in self.sees], context), self.ranks
+        assert self.order is not None
+        reader, rank = Reader([self.alphabet(source) for source in self.sees], context), ranks(self.order)
         # the smallest degree of a unit that may see each input
         least = {
             Dependence.BEFORE: rank + 1,
@@ -152,29 +74,9 @@ class MADE(Conditioner):
         }
         of_features = torch.cat([least[dependence] for dependence in self.sees.values()])
         inputs = torch.cat([rank.new_zeros(context), of_features[reader.alphabet.logit_features]])
-        dense, arrange = inputs[: reader.dense].sort(stable=True)
-        out, places = rank[self.choices.logit_features].sort(stable=True)
-        reader.arrange = _unless_identity(arrange)
-        self.register_buffer("rearrange", _unless_identity(places.argsort()), persistent=False)
-        self.register_buffer("places", places, persistent=False)
-        hidden_degrees = [self._hidden_degrees(width) for width in self.hidden]
-        self.degrees = [dense, *hidden_degrees, out]
-        self.net = Perceptron(
-            reader,
-            self.hidden,
-            self.choices.flat,
-            direct=self.direct,
-            degrees=[torch.cat([dense, inputs[reader.dense :]]), *hidden_degrees, out],
-        )
-        # without a hidden unit of degree 0 the first feature would not see the context
-        several = context and self.hidden
-        self.context_skip = nn.Linear(context, self.choices.flat, bias=False) if several else None
-
-    @property
-    def ranks(self) -> Tensor:
-        """By feature, how many are visited before it."""
-        assert self.order is not None
-        return ranks(self.order)
+        outputs = rank[self.choices.logit_features]
+        degrees = [inputs, *map(self._hidden_degrees, self.hidden), outputs]
+        self.net = Perceptron(reader, self.hidden, len(outputs), direct=self.direct, degrees=degrees)
 
     def _hidden_degrees(self, width: int) -> Tensor:
         # degree 0 sees nothing unless an input of degree 0 exists, degree D is read by no output
@@ -182,30 +84,8 @@ class MADE(Conditioner):
         highest = self.features - 1
         return lowest + torch.arange(max(width, 0)) * (highest - lowest + 1) // width
 
-    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
-        states, context = self.states_of(inputs, context)
-        out = self.net(states, context)
-        if self.rearrange is not None:
-            out = out.index_select(-1, self.rearrange)
-        if self.context_skip is not None and context is not None:
-            out = out + self.context_skip(context.to(out.dtype))
-        return out
-
-    @torch.no_grad()
-    def start_at(self, logits: Tensor) -> None:
-        self.net.bias.copy_(logits[self.places.to(logits.device)])
-
-    def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
-        """Begin near a linear map of a source, (its `flat`, that of the choices), as far as there is a linear path."""
-        self.net.start_linear(list(self.sees).index(source), slope[:, self.places])
-        self.start_at(level)
-
     def decoder(self, batch: int, context: Tensor | None, block_size: int) -> IncrementalMADE:
         return IncrementalMADE(self, batch, context, block_size)
-
-
-def _unless_identity(index: Tensor) -> Tensor | None:
-    return None if bool((index == torch.arange(len(index))).all()) else index
 
 
 # ---- block by block ----
@@ -231,7 +111,7 @@ class IncrementalMADE(Incremental):
         assert made.order is not None
         self.blocks = [slice(i, min(i + size, made.features)) for i in range(0, made.features, size)]
         self._made, self._order, self._context = made, made.order, context
-        self._degrees = [degrees.tolist() for degrees in made.degrees]
+        self._degrees = [degrees.tolist() for degrees in made.net.degrees]
         self._layers, self._last = made.net.linear, len(made.net.linear)
         # what is known so far of each unit before its activation
         self._sums = [layer.bias.expand(batch, -1).clone() for layer in self._layers]
@@ -242,8 +122,8 @@ class IncrementalMADE(Incremental):
         self._first_rows = firsts - self._is_bit.sum()
         if context is None:
             context = self._sums[0].new_empty(batch, 0)
-        elif made.context_skip is not None:
-            self._sums[-1] += made.context_skip(context.to(self._sums[-1].dtype))[:, made.places]
+        elif made.net.context_skip is not None:
+            self._sums[-1] += made.net.context_skip(context.to(self._sums[-1].dtype))[:, made.net.places]
         known = slice(0, self._reached(0, 0))  # of degree 0, like a feature before the first
         self._update(-1, 0, (context.to(self._sums[0].dtype), known, None))
 
@@ -257,10 +137,8 @@ class IncrementalMADE(Incremental):
         values, below = self._read(block, x), None
         for level in range(1, self._last):
             units = slice(self._reached(level, block.start), self._reached(level, block.stop - 1))
-            below = (
-                relu(self._entered(self._sums[level - 1][:, units].clone(), level, units, values, below)),
-                units,
-            )
+            sums = self._entered(self._sums[level - 1][:, units].clone(), level, units, values, below)
+            below = relu(sums), units
         units = slice(self._reached(self._last, block.start - 1), self._reached(self._last, block.stop - 1))
         out = self._entered(self._sums[-1][:, units].clone(), self._last, units, values, below)
         if len(self._made.choices.groups) == 1:
