@@ -7,26 +7,12 @@ PyTorch's CUDA builds; nothing here is imported without it.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from xorflow._math import Function
-
-
-def _in_triton[**P, T](declared: Callable[P, T]) -> Callable[P, T]:
-    """What is declared here, by the function of its name in `triton_kernels`."""
-
-    @functools.wraps(declared)
-    def launch(*args: P.args, **kwargs: P.kwargs) -> T:
-        from xorflow._cuda import triton_kernels
-
-        return getattr(triton_kernels, declared.__name__)(*args, **kwargs)
-
-    return launch
 
 
 def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
