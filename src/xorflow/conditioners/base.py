@@ -118,7 +118,7 @@ class Conditioner(nn.Module, ABC):
         """
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments, as JSON, from which a checkpoint builds the conditioner again.
+        """The constructor's arguments, from which a checkpoint builds it again: as JSON, or conditioners themselves.
 
         Those of this class are known; others are attributes of their names.
         """
@@ -191,11 +191,15 @@ _UNKNOWN = object()
 
 
 def _as_json(value: object) -> Any:
-    """A plain value, as JSON would give it back; `_UNKNOWN` of anything else."""
-    if isinstance(value, tuple | list):
+    """A plain value, as JSON would give it back, or a conditioner; `_UNKNOWN` of anything else."""
+    if isinstance(value, tuple | list | nn.ModuleList):
         entries = [_as_json(entry) for entry in value]
         return _UNKNOWN if _UNKNOWN in entries else entries
-    return value if value is None or isinstance(value, bool | int | float | str | dict) else _UNKNOWN
+    return (
+        value
+        if value is None or isinstance(value, bool | int | float | str | dict | Conditioner)
+        else _UNKNOWN
+    )
 
 
 def common_lead(*shapes: torch.Size) -> torch.Size:
