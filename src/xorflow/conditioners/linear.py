@@ -26,6 +26,25 @@ _WORTH_CUTTING = 2**18
 """Weights with fewer entries are multiplied whole: below this the bands' overhead eats what they save."""
 
 
+class _MaskGradient(Function):
+    """The identity forward; backward, the gradient times a mask."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG004  # pyright: ignore[reportIncompatibleMethodOverride]
+        return weight.view_as(weight)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # noqa: ARG004
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        (mask,) = ctx.saved_tensors
+        return gradients[0] * mask, None
+
+
 @dataclass(frozen=True)
 class Band:
     """Rows `first:last` of a staircase mask, which see columns below `full` wholly and below `seen` in part."""
@@ -143,7 +162,8 @@ class Masked(nn.Module):
 
     def keep_to(self, mask: Tensor) -> None:
         """Take a mask for the weight; one that forbids nothing is none."""
-        self.register_buffer("mask", None if mask.all() else mask.to(self.weight.dtype), persistent=False)
+        kept = None if mask.all() else mask.to(self.weight.dtype).contiguous()
+        self.register_buffer("mask", kept, persistent=False)
         self.apply_mask()
 
     @torch.no_grad()
@@ -157,7 +177,8 @@ class Masked(nn.Module):
         # whether the weight requires a gradient is hidden under vmap
         if self.mask is None or not torch.is_grad_enabled():
             return self.weight
-        return self.weight * self.mask
+        masked: Tensor = _MaskGradient.apply(self.weight, self.mask)  # pyright: ignore[reportAssignmentType]
+        return masked
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)

@@ -112,9 +112,12 @@ class IncrementalMADE(Incremental):
         self.blocks = [slice(i, min(i + size, made.features)) for i in range(0, made.features, size)]
         self._made, self._order, self._context = made, made.order, context
         self._degrees = [degrees.tolist() for degrees in made.net.degrees]
-        self._layers, self._last = made.net.linear, len(made.net.linear)
+        self._weights = [layer.weight.detach() for layer in made.net.linear]
+        self._entry = _weights_of(made.net.entry)
+        self._skip = None if made.net.skip is None else _weights_of(made.net.skip)
+        self._last = len(self._weights)
         # what is known so far of each unit before its activation
-        self._sums = [layer.bias.expand(batch, -1).clone() for layer in self._layers]
+        self._sums = [layer.bias.expand(batch, -1).clone() for layer in made.net.linear]
         alphabet = made.net.reader.alphabet
         sizes = torch.tensor([alphabet.sizes[d] for d in self._order], device=self._sums[0].device)
         self._is_bit = sizes == 2
@@ -131,22 +134,19 @@ class IncrementalMADE(Incremental):
         """How many units of a layer, whose degrees ascend, have that one or a lower one; level 0 are the dense inputs."""
         return bisect_right(self._degrees[level], degree)
 
-    @torch.no_grad()
     def logits(self, block: slice, x: Tensor) -> Tensor:
         """The logits of a block's features, at trial values x (B, b) of the block itself."""
         values, below = self._read(block, x), None
         for level in range(1, self._last):
             units = slice(self._reached(level, block.start), self._reached(level, block.stop - 1))
-            sums = self._entered(self._sums[level - 1][:, units].clone(), level, units, values, below)
-            below = relu(sums), units
+            below = relu(self._entered(level, units, values, below)), units
         units = slice(self._reached(self._last, block.start - 1), self._reached(self._last, block.stop - 1))
-        out = self._entered(self._sums[-1][:, units].clone(), self._last, units, values, below)
+        out = self._entered(self._last, units, values, below)
         if len(self._made.choices.groups) == 1:
             return out
         packed = self._made.choices.of(self._order[block]).logit_features
         return out[:, packed.argsort(stable=True).argsort().to(out.device)]
 
-    @torch.no_grad()
     def update(self, block: slice, x: Tensor) -> None:
         """The block's values are final: add what it determines to all that comes after."""
         self._update(block.start, block.stop, self._read(block, x))
@@ -156,33 +156,39 @@ class IncrementalMADE(Incremental):
         for level in range(1, self._last + 1):
             first = self._reached(level, stop - 1 if level == self._last else start)
             units = slice(first, None)
-            self._entered(self._sums[level - 1][:, units], level, units, values, below)
+            self._entered(level, units, values, below, in_place=True)
             final = slice(first, self._reached(level, stop))
             below = relu(self._sums[level - 1][:, final]), final
 
     def _entered(
-        self, sums: Tensor, level: int, units: slice, values: _Values, below: tuple[Tensor, slice] | None
+        self,
+        level: int,
+        units: slice,
+        values: _Values,
+        below: tuple[Tensor, slice] | None,
+        in_place: bool = False,
     ) -> Tensor:
-        """Sums (B, u) of units, to which is added what the values add, or the units of the layer below."""
+        """The sums (B, u) of units of a layer, with what the values add to them, or the units of the layer below."""
+        sums = self._sums[level - 1][:, units]
+        out = sums if in_place else None
         if below is None:
-            _read_into(sums, self._made.net.entry, units, values)
+            added = _read_into(sums, self._entry, units, values, out)
         else:
             hidden, columns = below
-            sums.addmm_(hidden, self._layers[level - 1].weight[units, columns].t())
-        if level == self._last and self._made.net.skip is not None:
-            _read_into(sums, self._made.net.skip, units, values)
-        return sums
+            added = torch.addmm(sums, hidden, self._weights[level - 1][units, columns].t(), out=out)
+        if level == self._last and self._skip is not None:
+            _read_into(added, self._skip, units, values, added)
+        return added
 
     def _read(self, block: slice, x: Tensor) -> _Values:
         columns = slice(self._reached(0, block.start), self._reached(0, block.stop))
         dtype, rows = self._sums[0].dtype, None
-        if self._made.net.entry.table is not None:
+        if self._entry[1] is not None:
             bits = self._is_bit[block]
             rows = x[:, ~bits].long() + self._first_rows[block][~bits]
             x = x[:, bits]
         return x.to(dtype), columns, rows
 
-    @torch.no_grad()
     def decode(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
         """x (B, D) from y and noise, in the arrangement of the ordering, by one kernel; None where there is none for it."""
         made = self._made
@@ -190,17 +196,24 @@ class IncrementalMADE(Incremental):
         bits = made.states.binary and made.choices.binary
         if not (fits and bits and devices.usable(uniforms)) or uniforms.dtype != torch.float32:
             return None
-        into, out = self._layers
-        if into.out_features > _WIDEST_KERNEL:
+        if made.hidden[0] > _WIDEST_KERNEL:
             return None
-        weights = (into.weight, into.bias, out.weight, out.bias)
-        return kernels.decode_made(y.to(uniforms.dtype), uniforms, *weights).to(y.dtype)
+        (into, out), (bias, out_bias) = self._weights, (layer.bias.detach() for layer in made.net.linear)
+        return kernels.decode_made(y.to(uniforms.dtype), uniforms, into, bias, out, out_bias).to(y.dtype)
 
 
-def _read_into(sums: Tensor, layer: InputLayer, units: slice, values: _Values) -> None:
-    """Add to the sums (B, u) of some units of a layer what values do."""
-    dense, columns, rows = values
-    sums.addmm_(dense, layer.weight[units, columns].t())
-    if layer.table is not None and rows is not None:
-        vectors = layer.table.weight[:, units].index_select(0, rows.flatten())
-        sums += vectors.unflatten(0, rows.shape).sum(1)
+_Weights = tuple[Tensor, Tensor | None]
+"""A layer's, and its table's."""
+
+
+def _weights_of(layer: InputLayer) -> _Weights:
+    return layer.weight.detach(), None if layer.table is None else layer.table.weight.detach()
+
+
+def _read_into(sums: Tensor, weights: _Weights, units: slice, values: _Values, out: Tensor | None) -> Tensor:
+    """The sums (B, u) of some units of a layer with what values add to them."""
+    (weight, table), (dense, columns, rows) = weights, values
+    added = torch.addmm(sums, dense, weight[units, columns].t(), out=out)
+    if table is not None and rows is not None:
+        added += table[:, units].index_select(0, rows.flatten()).unflatten(0, rows.shape).sum(1)
+    return added
