@@ -41,6 +41,7 @@ class MADE(FeedForward):
         direct: add masked connections from the input to the output.
         context: the number of context features, which every unit sees.
 
+    >>> from xorflow.conditioners import Source
     >>> net = MADE(3, hidden=(8,))
     >>> net({Source.STATE: torch.zeros(5, 3)}).shape
     torch.Size([5, 3])
