@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +20,7 @@ from xorflow.training import (
     value_rule,
     value_text,
 )
-
-_NOT_SAID = ("finite", f"below {2**31:,}")
-"""Limits that only slips of the finger pass."""
+from xorflow.training.config import MOST
 
 
 def group_block(folder: Path, group: str) -> str:
@@ -32,9 +29,7 @@ def group_block(folder: Path, group: str) -> str:
     rows = []
     for name, option in OPTIONS.items():
         if option.group == group:
-            limits = [
-                limit for limit in option.range.broken(math.nan).split(" and ") if limit not in _NOT_SAID
-            ]
+            limits = [f"{words} {limit:,}" for words, limit in option.range.items() if limit != MOST]
             kind = "a name, see below" if option.registry else value_rule(option.type)
             meaning = "; only if ".join([option.help, *map(str, option.needs)])
             rows.append([f"`{name}`", ", ".join([kind, *limits]), f"`{value_text(option.default)}`", meaning])

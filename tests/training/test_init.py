@@ -82,8 +82,8 @@ def test_a_run_that_starts_from_another_trains_and_can_be_read(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"conditioner": "made:hidden=8"}, "layer 1 of the run in .* has other weights"),
-        ({"order": "reversed"}, "layer 1 of the run in .* has another ordering"),
+        ({"conditioner": "made:hidden=8"}, "layer 1 of the run in .* has another hidden of its conditioner"),
+        ({"order": "reversed"}, "layer 1 of the run in .* has another order of its conditioner"),
         ({"init": "./nowhere"}, "there is no folder nowhere"),
     ],
 )

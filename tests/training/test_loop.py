@@ -120,7 +120,8 @@ def test_patience_stops_after_so_many_validations_without_better_weights(tmp_pat
 def test_patience_without_validation_is_refused(tmp_path: Path) -> None:
     options = tiny_options(rows_file(tmp_path / "rows.npy"), validation=0, patience=3)
     with pytest.raises(
-        ConfigError, match="patience counts validations, and no data validate; got patience=3"
+        ConfigError,
+        match="patience has an effect only if validation is not 0; got patience=3 with validation=0",
     ):
         train_run(options, tmp_path / "run")
     assert not (tmp_path / "run").exists()

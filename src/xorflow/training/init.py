@@ -37,43 +37,30 @@ def init_from_flow(flow: LatentFlow, before: LatentFlow, what: str, *, keep_base
         raise ConfigError(
             f"{what} has {before.depth} layers, and a run that is initialised from it has as many or more; got {flow.depth}"
         )
-    for number, layer in enumerate(before.layers, 1):
-        _take_over(flow.layers[offset + number - 1], layer, f"layer {number} of {what}")
+    for number, (layer, other) in enumerate(zip(flow.layers[offset:], before.layers, strict=True), 1):
+        mine, theirs = _described(layer), _described(other)
+        for name in mine | theirs:
+            if mine.get(name) != theirs.get(name):
+                raise ConfigError(
+                    f"layer {number} of {what} has another {name} than what is initialised from it: choose the same"
+                )
+        layer.load_state_dict(other.state_dict())
     if not keep_base:
-        _take_over(flow.base, before.base, f"the base of {what}")
+        flow.base.load_state_dict(before.base.state_dict())
     for layer in flow.layers[:offset]:
         layer.conditioner.start_at(near_identity(layer, _NEARLY_IDENTITY))
 
 
-def _take_over(module: nn.Module, other: nn.Module, what: str) -> None:
-    mine, theirs = module.state_dict(), other.state_dict()
-    if {name: t.shape for name, t in mine.items()} != {name: t.shape for name, t in theirs.items()}:
-        raise ConfigError(
-            f"{what} has other weights than what is initialised from it: choose the same conditioner, hidden widths, "
-            "posterior and data"
-        )
-    for name, option in (("rotary", "rotary"), ("skipped", "skip"), ("heads", "heads")):  # of no shape
-        if _settings_of(module, name) != _settings_of(other, name):
-            raise ConfigError(
-                f"{what} has another {option} than what is initialised from it: choose the same"
-            )
-    if isinstance(module, Layer) and isinstance(other, Layer):
-        _require_same_order(module.conditioner, other.conditioner, what)
-    module.load_state_dict(theirs)
-
-
-def _require_same_order(net: Conditioner, before: Conditioner, what: str) -> None:
-    """Weights that were learned for features before others mean nothing in another ordering."""
-    if net.order != before.order:
-        raise ConfigError(
-            f"{what} has another ordering than the layer that is initialised from it: choose the same order for the last "
-            "layers"
-        )
-
-
-def _settings_of(module: nn.Module, name: str) -> list[Any]:
-    """Of its networks on sequences."""
-    return [part.config().get(name) for part in module.modules() if isinstance(part, SequenceConditioner)]
+def _described(layer: Layer) -> dict[str, Any]:
+    """All that the weights of a layer were learned for, by what it is called."""
+    described: dict[str, Any] = {}
+    for part, net in (("conditioner", layer.conditioner), ("posterior", layer.posterior)):
+        described[part] = type(net).__name__
+        if net is not None:
+            described |= {f"{name} of its {part}": value for name, value in net.config().items()}
+            described[f"order of its {part}"] = net.order
+            described[f"dropout of its {part}"] = None
+    return described
 
 
 # ---- frequencies of the data ----
@@ -127,9 +114,9 @@ def _start_couplings(flow: LatentFlow, train: Split, posteriors: bool) -> list[_
     """
     guided = all(layer.relative for layer in flow.layers) and flow.states.binary
     if guided:
-        taken = _taken_early(flow)
+        taken = _taken(flow, early=True)
     elif posteriors and not flow.base.learned:
-        taken = _taken_late(flow)
+        taken = _taken(flow, early=False)
     else:
         taken = [torch.zeros(flow.features, dtype=torch.bool) for _ in flow.layers]
     # posteriors follow the generator where they correct nothing: flips that nothing asks for would have to be undone
@@ -145,27 +132,19 @@ def _start_couplings(flow: LatentFlow, train: Split, posteriors: bool) -> list[_
     return initial
 
 
-def _taken_early(flow: LatentFlow) -> list[Tensor]:
-    left, taken = torch.ones(flow.features, dtype=torch.bool), []
-    for layer in flow.layers:
+def _taken(flow: LatentFlow, *, early: bool) -> list[Tensor]:
+    """Which features each layer takes: those that no layer before has, where it sees enough of the others, or none later."""
+    left = torch.ones(flow.features, dtype=torch.bool)
+    taken: list[Tensor] = []
+    for layer in flow.layers if early else reversed(flow.layers):
         mask = layer.conditioner.mask
         assert mask is not None
         wanted, seen = left & ~mask.cpu(), left & mask.cpu()
-        enough = layer is flow.layers[-1] or 2 * int(seen.sum()) >= int(wanted.sum())
+        # layers before the last see the data as they are
+        enough = not early or layer is flow.layers[-1] or 2 * int(seen.sum()) >= int(wanted.sum())
         taken.append(wanted if enough else torch.zeros_like(left))
         left = left & ~taken[-1]
-    return taken
-
-
-def _taken_late(flow: LatentFlow) -> list[Tensor]:
-    """Layers before see the data as they are."""
-    left, taken = torch.ones(flow.features, dtype=torch.bool), []
-    for layer in reversed(flow.layers):
-        mask = layer.conditioner.mask
-        assert mask is not None
-        taken.append(left & ~mask.cpu())
-        left = left & mask.cpu()
-    return taken[::-1]
+    return taken if early else taken[::-1]
 
 
 _FEWEST_ODDS, _MOST_ODDS = 3.0, 8.0

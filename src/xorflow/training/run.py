@@ -326,15 +326,9 @@ def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dat
     _check_fits(flow, dataset)
     resolve_device(options.device)
     admitted = estimator.admit(flow)
-    if options.compile and not attention_stacks(flow):
-        raise ConfigError(
-            "compile is of the blocks of transformers, and this model has none; leave it out, or set compile=false beside a "
-            "recipe that has it"
-        )
-    if options.optimiser == "muon" and not hidden_matrices(flow):
-        raise ConfigError(
-            "optimiser=muon is for matrices within transformers and recurrent networks, and this model has none; choose adamw"
-        )
+    network = "transformer" if attention_stacks(flow) else "recurrent" if hidden_matrices(flow) else "another"
+    validating = 0 if dataset.validation is None else len(dataset.validation)
+    options.require_effects(conditioner=network, validation=validating)
     if options.accumulate > 1:
         estimator.prepare(admitted)
         if any(True for _ in estimator.parameters()):
@@ -342,11 +336,6 @@ def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dat
                 f"estimator {options.estimator!r} learns from the gradient of the whole batch, which accumulate never has at "
                 "once; leave accumulate out"
             )
-    if options.patience is not None and dataset.validation is None:
-        raise ConfigError(
-            f"patience counts validations, and no data validate; got patience={options.patience}: leave it out, or let some "
-            "rows validate"
-        )
     if options.tensorboard:
         require_tensorboard()
 
