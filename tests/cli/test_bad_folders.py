@@ -43,7 +43,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "not JSON": (lambda run: truncate(run / "config.json"), "the run's configuration is damaged"),
     "newer": (
         lambda run: edit(run, version=6, model=None),
-        "has version 6, this xorflow reads version 5; a newer",
+        "has version 6, and this xorflow reads 5; open it with",
     ),
     "older": (
         lambda run: edit(run, version=3, hidden=[16]),

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import inspect
+import json
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, Self
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 from xorflow import training
 from xorflow.cli import several
-from xorflow.cli.display import TrainingDisplay, show_summary
+from xorflow.cli.runs import NOTHING_HELD_OUT
 from xorflow.cli.sample import write_samples
 from xorflow.errors import ConfigError
 from xorflow.training import OPTIONS, Interrupted, Observer, Options
 from xorflow.training.config import OF_A_MODEL, Option, read_texts
 from xorflow.training.folder import holds_several
-
-EXAMPLES = """
-[bold]Examples[/bold]
-
-xorflow train --conditioner made:hidden=512+512 --epochs 3 --set warmup=100
-
-xorflow train --seeds 0-2 --epochs 2 --out runs/spread
-
-A NAME may have settings, NAME:KEY=VALUE,KEY=VALUE. All are in docs/options.md.
-"""
+from xorflow.training.recipes import RECIPES, Recipe
 
 _FEW = 5
 """So many names fit on a line."""
@@ -182,3 +178,178 @@ def _folder(out: Path | None, resume: bool, stem: str) -> Path:
             "--resume continues the run in --out: name its folder, as in --out runs/demo --resume"
         )
     return next(path for n in range(1, 10_000) if not (path := Path("runs") / f"{stem}-{n}").exists())
+
+
+# ---- recipes ----
+
+
+def recipes(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all options.")] = False,
+) -> None:
+    """Named sets of options: what each is for, and what to expect of it."""
+    if as_json:
+        typer.echo(json.dumps([recipe.to_json() for recipe in RECIPES.values()], indent=2))
+        return
+    console = Console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("recipe", "data"):
+        table.add_column(column, no_wrap=True)
+    for column in ("images", "minutes", "nats"):
+        table.add_column(column, no_wrap=True, justify="right")
+    table.add_column("what it is")
+    for recipe in RECIPES.values():
+        table.add_row(
+            recipe.label, recipe.data, *_expected(recipe), Text(f"{recipe.summary} For {recipe.machine}.")
+        )
+    console.print(table)
+    console.print(
+        "nats: the exact NLL of test images after training on so many images. By default 10,000 validate, and 50,000 are left; "
+        "validation=0 trains on all 60,000."
+    )
+
+
+def _expected(recipe: Recipe) -> tuple[str, str, str]:
+    minutes = "-" if recipe.minutes is None else f"{recipe.minutes:.1f}"
+    return f"{recipe.images:,}", minutes, "-" if recipe.nll is None else f"{recipe.nll:.2f}"
+
+
+# ---- what a person sees while a run trains ----
+
+_REFRESH_SECONDS = 0.2
+
+
+class TrainingDisplay:
+    """A progress bar with the time left and the latest likelihoods; within its block nothing where there is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+            disable=not console.is_terminal,
+            expand=True,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._shown = 0.0
+
+    def __enter__(self) -> Self | None:
+        self._bar.start()
+        return None if self._bar.disable else self
+
+    def __exit__(self, *details: object) -> None:
+        self._bar.stop()
+
+    def on_start(self, total_steps: int, progress: training.Progress) -> None:
+        self._task = self._bar.add_task("training", total=total_steps, completed=progress.step, status="")
+
+    def on_step(self, step: int) -> None:
+        now = time.monotonic()
+        if self._task is not None and now - self._shown > _REFRESH_SECONDS:
+            self._bar.update(self._task, completed=step)
+            self._shown = now
+
+    def on_epoch(self, record: dict[str, Any]) -> None:
+        if self._task is None:
+            return
+        status = f"train {record['train_nll']:.2f}"
+        if "validation_nll" in record:
+            status += f" validation {record['validation_nll']:.2f}"
+        description = f"epoch {record['epoch']}"
+        self._bar.update(self._task, completed=record["step"], description=description, status=status)
+
+
+def show_summary(console: Console, folder: Path, result: dict[str, Any], samples: Path) -> None:
+    """The end of a run: what was reached, beside what it is to be measured by, and what each number is."""
+    part = reported_part(result)
+    if part is None:
+        console.print(NOTHING_HELD_OUT)
+    else:
+        _show_figures(console, part, run_figures(result, part))
+    if "warning" in result:
+        line = Text.assemble(("warning: ", "bold yellow"), result["warning"])
+        console.print(line, "", sep="\n", soft_wrap=True, highlight=False)
+    epochs = f"{result['epochs']} epoch{'s' if result['epochs'] != 1 else ''}"
+    lines = (
+        f"{result['parameters']:,} weights, {epochs}, {result['seconds']:.1f} s on {result['device']}",
+        f"run      {folder}",
+        f"samples  {samples}",
+    )
+    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+
+
+def _show_figures(console: Console, part: str, figures: list[Figure]) -> None:
+    """The figures one below the other, and below them what each is, wrapped to the width of the console."""
+    console.print(f"Negative log-likelihood of the {part} data, in nats (lower is better)", style="bold")
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column(no_wrap=True)
+    widest = max(figure.value.index(".") for figure in figures)
+    for figure in figures:
+        table.add_row(figure.name, " " * (widest - figure.value.index(".")) + figure.value)  # points aligned
+    sentences = Table.grid(padding=(0, 1))
+    for figure in figures:
+        sentences.add_row("-", figure.meaning)
+    console.print(table, "", sentences, "", sep="\n")
+
+
+# ---- the figures of a finished run ----
+
+PAPER_NLL = 190.1
+"""The best figure of Hesselink and Aziz (2020), in nats on binarised MNIST."""
+
+
+class Figure(NamedTuple):
+    """A negative log-likelihood in nats: what to call it, its text, and what it is."""
+
+    name: str
+    value: str
+    meaning: str
+
+
+def reported_part(result: dict[str, Any]) -> str | None:
+    """The held-out part that a result is about: test data if there are any, otherwise validation data."""
+    return next((part for part in ("test", "validation") if part in result), None)
+
+
+def run_figures(result: dict[str, Any], part: str) -> list[Figure]:
+    """The likelihoods of a `result.json` on `test` or `validation`, beside what they are to be measured by."""
+    likelihoods, data = result[part], result["data"]
+    features = "pixels" if len(data.get("shape") or ()) == 2 else "features"
+    latent = "The latent flow draws its transformation from a distribution; "
+    latent += (
+        "its likelihood is exact, with all of them summed out."
+        if likelihoods["kind"] == "exact"
+        else f"this is an upper bound, on average, from {likelihoods['samples']:,} samples a row."
+    )
+    paper = Figure(
+        "the paper's best",
+        f"{PAPER_NLL:.2f}",
+        "The paper's best is the lowest in the NLL column of Hesselink and Aziz (2020); it is an upper bound from samples, for "
+        "a flow on a fixed base.",
+    )
+    return [
+        Figure("this flow, latent", _with_error(likelihoods["nll"], likelihoods["stderr"]), latent),
+        Figure(
+            "this flow, deterministic",
+            _with_error(likelihoods["refit_nll"], likelihoods.get("refit_stderr")),
+            "The deterministic flow takes the most probable transformation every time; its likelihood is exact, on a base "
+            "refitted to the training data.",
+        ),
+        Figure(
+            f"independent {features}",
+            f"{result['independent_nll']:.2f}",
+            f"Independent {features} have the frequencies of the training data and ignore each other; this is exact, and what "
+            "a flow must beat.",
+        ),
+        *([paper] if data["name"] == "mnist" else []),
+    ]
+
+
+def _with_error(value: float, stderr: float | None) -> str:
+    return f"{value:.2f}" if stderr is None else f"{value:.2f} ± {stderr:.2f}"

@@ -54,9 +54,7 @@ def build_data(options: Options) -> Dataset:
 
 def _part(value: float) -> int | float:
     """Options keep numbers as floats: from 1 on they count rows, below they are fractions."""
-    if value >= 1 and value != int(value):
-        raise ConfigError(f"validation and test are fractions below 1 or whole numbers of rows; got {value}")
-    return int(value) if value >= 1 or value == 0 else value
+    return int(value) if value.is_integer() else value
 
 
 def build_flow(options: Options, dataset: Dataset) -> Trainable:

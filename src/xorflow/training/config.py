@@ -133,7 +133,6 @@ _POSITIVE, _AMOUNT, _SHARE = {"greater than": 0}, {"at least": 0}, {"at least": 
 _IN_FILES = Needs("data", ("mnist",), but=True)
 _IN_SEQUENCES = Needs("conditioner", ("transformer", "recurrent"))
 _IN_MIXTURES = Needs("mixture", ("none",), but=True)
-_VALIDATED = Needs("validation", (0,), but=True)
 
 
 def _not_in_couplings(because: str) -> Needs:
@@ -272,12 +271,11 @@ class Options:
         None,
         "stop after so many validations without better weights; by default after all epochs",
         range=_SOME,
-        needs=(_VALIDATED,),
+        needs=(Needs("validation", (0,), but=True),),
     )
     select: Literal["likelihood", "greedy"] = _training(
         "likelihood",
         "the weights kept are best on validation data by this likelihood; `greedy` is that of the flow",
-        needs=(_VALIDATED,),
     )
     seed: int = _run(0, "of weights, order of rows, and noise", range=_SEED, flag=True)
     device: str = _run("auto", "`auto`, `cpu`, `cuda`, `cuda:N` or `mps`", flag=True, harmless=True)
@@ -309,7 +307,7 @@ class Options:
             )
 
     def require_effects(self, **actual: Any) -> None:
-        """Refuse an option that changes nothing, beside the others; or beside what `actual` says of a model and data instead."""
+        """Refuse an option that changes nothing beside the others, or beside what `actual` says of model and data instead."""
         for option in OPTIONS.values():
             option.require_effect(vars(self) | actual)
 

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners import MADE, MLP, Conditioner, Diagonal, SequenceConditioner
+from xorflow.conditioners import MADE, MLP, Diagonal
 from xorflow.conditioners.base import Source
 from xorflow.data import Split
 from xorflow.errors import ConfigError
