@@ -47,13 +47,13 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "older": (
         lambda run: edit(run, version=3, hidden=[16]),
-        "an earlier xorflow wrote it, which wrote options or models otherwise",
+        "and this xorflow reads 5; open it with the version that wrote it",
     ),
     "oldest": (
         lambda run: edit(run, version=1, model=None),
-        "an earlier xorflow wrote it, which wrote options or models otherwise",
+        "and this xorflow reads 5; open it with the version that wrote it",
     ),
-    "no version": (lambda run: edit(run, version=None), "xorflow did not write it"),
+    "no version": (lambda run: edit(run, version=None), "has version None, and this xorflow reads 5"),
     "no model": (lambda run: edit(run, model=None), "lacks 'model'"),
     "a key of the future": (lambda run: edit(run, magic=True), "there is no option 'magic'"),
     "strange model": (lambda run: edit(run, model={"layers": 1}), "is not one that this version can build"),

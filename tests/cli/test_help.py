@@ -108,7 +108,9 @@ def test_the_summary_has_each_figure_on_a_line_and_says_what_it_is(result: dict,
     lines, words = text.getvalue().splitlines(), " ".join(text.getvalue().split())
     assert max(map(len, lines)) <= columns
     for figure in run_figures(result, "test"):
-        assert any(line.startswith(figure.name) and figure.value in line for line in lines)
+        assert any(
+            line.startswith(figure.name) and f"{figure.value} {figure.stderr}" in line for line in lines
+        )
         assert f"- {figure.meaning}" in words
     assert "runs/demo/samples.png" in text.getvalue()
     assert "190.10" in text.getvalue()

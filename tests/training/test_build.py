@@ -216,7 +216,7 @@ def test_files_are_split_as_told(tmp_path: Path) -> None:
         ({"data": "cifar"}, "data is 'mnist' or a .npy, .npz or .csv file; got 'cifar'"),
         ({"data": "none.npy"}, "none.npy"),
         ({"label": True}, "label has an effect only if data is mnist"),
-        ({"validation": 2.5}, "whole numbers of rows; got 2.5"),
+        ({"validation": 2.5}, "a number of rows, got 2.5"),
         ({"validation": 500}, "lower validation="),
         ({"data": "mnist", "validation": 0.5}, "whole number of training images"),
         ({"data": "mnist", "validation": 70_000}, "59999"),

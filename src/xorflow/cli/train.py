@@ -22,96 +22,91 @@ from xorflow.cli.runs import NOTHING_HELD_OUT
 from xorflow.cli.sample import write_samples
 from xorflow.errors import ConfigError
 from xorflow.training import OPTIONS, Interrupted, Observer, Options
-from xorflow.training.config import OF_A_MODEL, Option, read_texts
+from xorflow.training.config import Option, read_texts
 from xorflow.training.folder import holds_several
 from xorflow.training.recipes import RECIPES, Recipe
 
+
+def train(
+    *,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="TEXT", help="another option, KEY=VALUE; again for each"),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="options from a .toml file, or a config.json")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="of the run, new or empty")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue what is in --out")] = False,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="a run for each, as in 0,1,2 or 0-7")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="INT", help="of runs at once, each a process [dim]\\[1][/dim]")
+    ] = None,
+    **flags: str | None,
+) -> None:
+    """Train a latent flow, by default an exact one of bundled MNIST."""
+    texts = _texts(flags, settings or ())
+    given = read_texts(texts)
+    table = several.read_table(config) if config else None
+    options, model = training.read_config(config) if config and table is None else (Options(), None)
+    if seeds is not None or table is not None:
+        entries = {name: entry.replace(**given) for name, entry in (table or {"": options}).items()}
+        first = next(iter(entries.values()))
+        folder = _folder(out, resume, config.stem if config and table else Path(first.data).stem)
+        planned = several.plan(
+            folder, entries, several.parse_seeds(seeds, given), model=model if first.layers is None else None
+        )
+        again = _command(texts, {"--config": config, "--seeds": seeds, "--jobs": jobs, "--out": folder})
+        several.train(planned, folder, 1 if jobs is None else jobs, resume=resume, again=again)
+        return
+    if jobs not in (None, 1):
+        raise ConfigError(
+            f"--jobs is how many of several runs train at once, and this is one run; got {jobs}: "
+            "add --seeds, or [[runs]] to the .toml file of --config"
+        )
+    folder = _folder(out, resume, Path(given.get("data", options.data)).stem)
+    if resume:
+        kept = options.to_json() if config else {}
+        _train_one(folder, lambda display: _resumed(folder, kept | given, display))
+    else:
+        chosen = options.replace(**given)
+        _train_one(folder, lambda display: training.create_run(chosen, folder, display, model=model))
+
+
 _FEW = 5
 """So many names fit on a line."""
-
-
-def _make_command() -> Callable[..., None]:
-    """The function that typer reads the flags off."""
-
-    def train(**given: Any) -> None:
-        """Train a latent flow, by default an exact one of bundled MNIST."""
-        _train(**given)
-
-    own = {
-        "settings": (list[str] | None, typer.Option("--set", metavar="TEXT", help="another option, KEY=VALUE; again for each")),
-        "config": (Path | None, typer.Option(metavar="FILE", help="options from a .toml file, or a config.json")),
-        "out": (Path | None, typer.Option(metavar="FILE", help="of the run, new or empty")),
-        "resume": (bool, typer.Option("--resume", help="continue what is in --out")),
-        "seeds": (str | None, typer.Option(metavar="TEXT", help="a run for each, as in 0,1,2 or 0-7")),
-        "jobs": (int | None, typer.Option(metavar="INT", help="of runs at once, each a process [dim]\\[1][/dim]")),
-    }  # fmt: skip
-    flags = {name: (str | None, _flag(option)) for name, option in OPTIONS.items() if option.flag}
-    parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=False if kind is bool else None,
-            annotation=Annotated[kind, option],
-        )
-        for name, (kind, option) in (flags | own).items()
-    ]
-    train.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-    train.__annotations__ = {p.name: p.annotation for p in parameters}
-    return train
 
 
 def _flag(option: Option) -> Any:
     """All are texts here: `read_texts` reads them, as it does what --set names."""
     names = [*(option.registry or ())]
     words = ", ".join(names) if 0 < len(names) <= _FEW else option.help.replace("`", "")
-    metavar = (
-        "NAME"
-        if names
-        else {int: "INT", int | None: "INT", float: "FLOAT", float | None: "FLOAT"}.get(option.type, "TEXT")
-    )
+    kinds = {int: "INT", int | None: "INT", float: "FLOAT", float | None: "FLOAT"}
     default = "" if option.default is None else f" [dim]\\[{option.default}][/dim]"
-    return typer.Option(metavar=metavar, help=words + default)
+    return typer.Option(metavar="NAME" if names else kinds.get(option.type, "TEXT"), help=words + default)
 
 
-train = _make_command()
+def _declare_flags() -> None:
+    """Put a flag for each option that has one before the arguments that `train` names itself: typer reads its signature."""
+    own = inspect.signature(train, eval_str=True).parameters.values()
+    flags = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[str | None, _flag(option)],
+        )
+        for name, option in OPTIONS.items()
+        if option.flag
+    ]
+    parameters = [*flags, *(p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD)]
+    train.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    train.__annotations__ = {p.name: p.annotation for p in parameters}
 
 
-def _train(
-    *,
-    settings: Sequence[str] | None,
-    config: Path | None,
-    out: Path | None,
-    resume: bool,
-    seeds: str | None,
-    jobs: int | None,
-    **flags: str | None,
-) -> None:
-    texts = _texts(flags, settings or ())
-    given = read_texts(texts)
-    table = several.read_table(config) if config else None
-    options, model = training.read_config(config) if config and table is None else (Options(), None)
-    if seeds is None and table is None:
-        if jobs not in (None, 1):
-            raise ConfigError(
-                f"--jobs is how many of several runs train at once, and this is one run; got {jobs}: "
-                "add --seeds, or [[runs]] to the .toml file of --config"
-            )
-        folder = _folder(out, resume, Path(given.get("data", options.data)).stem)
-        if resume:
-            kept = options.to_json() if config else {}
-            _train_one(folder, lambda display: _resumed(folder, kept | given, display))
-        else:
-            chosen = _combined(options, given)
-            _train_one(folder, lambda display: training.create_run(chosen, folder, display, model=model))
-        return
-    Options().replace(**given)  # what is wrong with them is not the fault of any one run
-    entries = {name: _combined(entry, given) for name, entry in (table or {"": options}).items()}
-    first = next(iter(entries.values()))
-    folder = _folder(out, resume, config.stem if config and table else Path(first.data).stem)
-    model = model if first.layers is None else None
-    planned = several.plan(folder, entries, several.parse_seeds(seeds, given), model=model)
-    own = {"--config": config, "--seeds": seeds, "--jobs": jobs, "--out": folder}
-    several.train(planned, folder, 1 if jobs is None else jobs, resume=resume, again=_command(texts, own))
+_declare_flags()
 
 
 def _texts(flags: Mapping[str, str | None], settings: Sequence[str]) -> dict[str, str]:
@@ -149,13 +144,6 @@ def _resumed(folder: Path, given: dict[str, Any], display: Observer | None) -> t
             "with its --seeds or --config, and add --resume"
         )
     return training.resume_run(folder, given, display)
-
-
-def _combined(options: Options, given: dict[str, Any]) -> Options:
-    clash = [name for name in OF_A_MODEL if name in given]
-    if options.layers is None and clash:
-        raise ConfigError(f"--config holds a model that was built in Python: {clash[0]} does not apply to it")
-    return options.replace(**given)
 
 
 def _command(texts: Mapping[str, str], own: Mapping[str, Any]) -> str:
@@ -286,14 +274,11 @@ def show_summary(console: Console, folder: Path, result: dict[str, Any], samples
 def _show_figures(console: Console, part: str, figures: list[Figure]) -> None:
     """The figures one below the other, and below them what each is, wrapped to the width of the console."""
     console.print(f"Negative log-likelihood of the {part} data, in nats (lower is better)", style="bold")
-    table = Table(box=None, pad_edge=False, show_header=False)
+    table, sentences = Table.grid(padding=(0, 1)), Table.grid(padding=(0, 1))
     table.add_column()
-    table.add_column(no_wrap=True)
-    widest = max(figure.value.index(".") for figure in figures)
+    table.add_column(justify="right", no_wrap=True)
     for figure in figures:
-        table.add_row(figure.name, " " * (widest - figure.value.index(".")) + figure.value)  # points aligned
-    sentences = Table.grid(padding=(0, 1))
-    for figure in figures:
+        table.add_row(figure.name, figure.value, figure.stderr)
         sentences.add_row("-", figure.meaning)
     console.print(table, "", sentences, "", sep="\n")
 
@@ -305,10 +290,11 @@ PAPER_NLL = 190.1
 
 
 class Figure(NamedTuple):
-    """A negative log-likelihood in nats: what to call it, its text, and what it is."""
+    """A negative log-likelihood in nats: what to call it, its text, that of its standard error, and what it is."""
 
     name: str
     value: str
+    stderr: str
     meaning: str
 
 
@@ -327,23 +313,24 @@ def run_figures(result: dict[str, Any], part: str) -> list[Figure]:
         if likelihoods["kind"] == "exact"
         else f"this is an upper bound, on average, from {likelihoods['samples']:,} samples a row."
     )
-    paper = Figure(
+    paper = _figure(
         "the paper's best",
-        f"{PAPER_NLL:.2f}",
+        PAPER_NLL,
         "The paper's best is the lowest in the NLL column of Hesselink and Aziz (2020); it is an upper bound from samples, for "
         "a flow on a fixed base.",
     )
     return [
-        Figure("this flow, latent", _with_error(likelihoods["nll"], likelihoods["stderr"]), latent),
-        Figure(
+        _figure("this flow, latent", likelihoods["nll"], latent, likelihoods["stderr"]),
+        _figure(
             "this flow, deterministic",
-            _with_error(likelihoods["refit_nll"], likelihoods.get("refit_stderr")),
+            likelihoods["refit_nll"],
             "The deterministic flow takes the most probable transformation every time; its likelihood is exact, on a base "
             "refitted to the training data.",
+            likelihoods.get("refit_stderr"),
         ),
-        Figure(
+        _figure(
             f"independent {features}",
-            f"{result['independent_nll']:.2f}",
+            result["independent_nll"],
             f"Independent {features} have the frequencies of the training data and ignore each other; this is exact, and what "
             "a flow must beat.",
         ),
@@ -351,5 +338,5 @@ def run_figures(result: dict[str, Any], part: str) -> list[Figure]:
     ]
 
 
-def _with_error(value: float, stderr: float | None) -> str:
-    return f"{value:.2f}" if stderr is None else f"{value:.2f} ± {stderr:.2f}"
+def _figure(name: str, nll: float, meaning: str, stderr: float | None = None) -> Figure:
+    return Figure(name, f"{nll:.2f}", "" if stderr is None else f"± {stderr:.2f}", meaning)

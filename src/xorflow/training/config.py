@@ -104,12 +104,13 @@ class Option:
                 raise ConfigError(f"{self.name} is {' and '.join(broken) or 'finite'}; got {value}")
         return value
 
-    def require_effect(self, known: Mapping[str, Any]) -> None:
-        """Refuse a value that changes nothing, beside those of other options."""
-        value = known[self.name]
+    def require_effect(self, value: Any, known: Mapping[str, Any]) -> None:
+        """Refuse a value that changes nothing, beside those of other options as far as they are known."""
+        if value == self.default:
+            return
         for need in self.needs:
-            other = known[need.option]
-            if value in (self.default, need.of or value) and value != self.default and not need.holds(other):
+            other = known.get(need.option, need)
+            if other is not need and need.of in (None, value) and not need.holds(other):
                 choice = f"another {need.option}" if need.but else f"{need.option}={need.names[0]}"
                 raise ConfigError(
                     f"{self.name} has an effect only if {need}; got {self.name}={value_text(value)} with "
@@ -298,8 +299,7 @@ class Options:
                 option.registry.read(getattr(self, name))
         if self.recipe != recipes.NONE:
             recipes.check_data(self.recipe, self.data)
-        if self.layers is not None:
-            self.require_effects()
+        self.require_effects()
         if self.init not in INITS and "/" not in self.init and "\\" not in self.init:
             raise ConfigError(
                 f"init is one of {', '.join(INITS)}, or the folder of a run, written with a slash, as in ./runs/demo; "
@@ -308,8 +308,15 @@ class Options:
 
     def require_effects(self, **actual: Any) -> None:
         """Refuse an option that changes nothing beside the others, or beside what `actual` says of model and data instead."""
+        unknown = () if self.layers is not None else OF_A_MODEL
+        known = {name: value for name, value in vars(self).items() if name not in unknown} | actual
         for option in OPTIONS.values():
-            option.require_effect(vars(self) | actual)
+            option.require_effect(getattr(self, option.name), known)
+        for name in unknown:
+            if name != "layers" and getattr(self, name) != OPTIONS[name].default:
+                raise ConfigError(
+                    f"the model was built in Python, and {name} does not apply to it; leave {name} out"
+                )
 
     def to_json(self) -> dict[str, Any]:
         """As `config.json` holds them."""

@@ -206,35 +206,26 @@ def _evidence(transform: Transform, base: FactorisedBase, taken: Tensor) -> tupl
 
 
 def _logits_at_data(flow: LatentFlow, train: Split, layer: Layer) -> Tensor:
-    """The packed logits of a layer's choices with which features that it takes have their frequencies."""
-    frequencies = category_frequencies(train, flow.categories)
-    tables = [flow.base.log_probs_of(d).detach().double().cpu().exp() for d in range(flow.features)]
-    logits = torch.empty(layer.transform.choices.flat, dtype=torch.float64)
-    for feature, (wanted, table) in enumerate(zip(frequencies, tables, strict=True)):
-        start = _feature_at_data(wanted, table, layer.transform, feature)
-        logits[layer.transform.choices.positions([feature])] = start
-    return logits
-
-
-def _feature_at_data(frequencies: Tensor, table: Tensor, transform: Transform, feature: int) -> Tensor:
-    """The logits with which a last layer on the base `table` (K,) has these frequencies, if the base spreads the rest
-    evenly.
+    """The packed logits of a layer's choices with which, as the last layer, each feature that it takes has its frequencies, if
+    the base spreads evenly what it does not give to category 0.
     """
-    if transform.is_xor:
-        flip = ((frequencies[1:] - table[1]) / (1 - 2 * table[1])).clamp(5e-3, 1 - 5e-3)
-        return torch.logit(flip)
-    first, rest = table[0], (1 - table[0]) / max(len(table) - 1, 1)
-    wanted = (frequencies - rest) / (first - rest) if first > rest else frequencies
-    # the choices that lead from a category to 0 share what it should have
-    u = torch.arange(transform.choices.sizes[feature])
-    device = transform.sizes.device
-    reached = transform.value_to_data(
-        torch.zeros_like(u).to(device), u.to(device), torch.tensor(feature, device=device)
-    ).cpu()
-    sharing = torch.zeros_like(frequencies).index_add(0, reached, torch.ones_like(u, dtype=torch.float64))
-    probabilities = wanted.clamp_min(1e-3)[reached] / sharing[reached].clamp_min(1)
-    logits = probabilities.log()
-    return logits[1:] - logits[:1] if len(u) == 2 else logits
+    transform = layer.transform
+    logits = torch.empty(transform.choices.flat, dtype=torch.float64)
+    least = 5e-3 if transform.is_xor else 1e-3
+    for feature, wanted in enumerate(category_frequencies(train, flow.categories)):
+        first = flow.base.log_probs_of(feature)[0].detach().double().cpu().exp()
+        rest = (1 - first) / max(len(wanted) - 1, 1)
+        if first != rest:
+            wanted = (wanted - rest) / (first - rest)
+        u = torch.arange(transform.choices.sizes[feature], device=transform.sizes.device)
+        reached = transform.value_to_data(
+            torch.zeros_like(u), u, torch.tensor(feature, device=u.device)
+        ).cpu()
+        # the choices that lead from a category to 0 share what it should have
+        sharing = reached.bincount(minlength=len(wanted))
+        start = (wanted.clamp(least, 1 - least)[reached] / sharing[reached]).log()
+        logits[transform.choices.positions([feature])] = start[1:] - start[:1] if len(u) == 2 else start
+    return logits
 
 
 def category_frequencies(train: Split, sizes: tuple[int, ...]) -> list[Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -427,12 +428,8 @@ def _count(func: Callable[..., Any], args: tuple[Any, ...]) -> int:
     if func in _MAKERS:
         first = args[0] if args and not isinstance(args[0], int) else args
         return math.prod(size for size in first if isinstance(size, int))
-    shapes = [argument.shape for argument in args if isinstance(argument, Tensor)]
-    widths = [1] * max((len(shape) for shape in shapes), default=0)
-    for shape in shapes:
-        for place, size in enumerate(reversed(shape)):
-            widths[place] = max(widths[place], size)
-    return math.prod(widths)
+    shapes = [reversed(argument.shape) for argument in args if isinstance(argument, Tensor)]
+    return math.prod(map(max, itertools.zip_longest(*shapes, fillvalue=1)))
 
 
 # ---- what can be named ----
