@@ -232,7 +232,13 @@ def test_a_run_from_python_is_read_by_the_command_line(tmp_path: Path, xorflow: 
     assert found["log_prob"] == pytest.approx(expected.tolist(), abs=1e-4)
     assert "is of data named 'rows.npy', which are no file" in xorflow("evaluate", tmp_path / "run").refused()
     clash = xorflow(
-        "train", "--config", tmp_path / "run/config.json", "--conditioner", "coupling", "--out", tmp_path / "b"
+        "train",
+        "--config",
+        tmp_path / "run/config.json",
+        "--conditioner",
+        "coupling",
+        "--out",
+        tmp_path / "b",
     )
     assert "conditioner does not apply" in clash.refused()
 

@@ -26,8 +26,7 @@ from xorflow.training import (
     init_from_data,
     registry,
 )
-from xorflow.training.build import layer_orders
-from xorflow.training.init import category_frequencies
+from xorflow.training.build import category_frequencies, layer_orders
 from xorflow.training.registry import model_for
 
 

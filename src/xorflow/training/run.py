@@ -19,7 +19,7 @@ from xorflow.errors import CheckpointError, ConfigError, ModelError
 from xorflow.estimators import Estimator, MaximumLikelihood
 from xorflow.flows import LatentFlow
 from xorflow.training import recipes
-from xorflow.training.build import build_data, build_estimator, build_flow
+from xorflow.training.build import build_data, build_estimator, build_flow, init_from_data, init_from_flow
 from xorflow.training.checkpoint import drop_snapshots, has_snapshot
 from xorflow.training.config import HARMLESS, INITS, OF_A_MODEL, OF_DATA, Options, options_of_config
 from xorflow.training.devices import out_of_memory_as_error, resolve_device
@@ -35,7 +35,6 @@ from xorflow.training.folder import (
     require_free,
     write_config,
 )
-from xorflow.training.init import init_from_data, init_from_flow
 from xorflow.training.metrics import require_tensorboard
 from xorflow.training.optimiser import hidden_matrices
 from xorflow.training.registry import (
@@ -326,9 +325,11 @@ def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dat
     _check_fits(flow, dataset)
     resolve_device(options.device)
     admitted = estimator.admit(flow)
-    network = "transformer" if attention_stacks(flow) else "recurrent" if hidden_matrices(flow) else "another"
-    validating = 0 if dataset.validation is None else len(dataset.validation)
-    options.require_effects(conditioner=network, validation=validating)
+    actual: dict[str, Any] = {"validation": 0 if dataset.validation is None else len(dataset.validation)}
+    if options.layers is None:
+        kinds = {"transformer": attention_stacks(flow), "recurrent": hidden_matrices(flow), "another": True}
+        actual["conditioner"] = next(name for name, there in kinds.items() if there)
+    options.require_effects(**actual)
     if options.accumulate > 1:
         estimator.prepare(admitted)
         if any(True for _ in estimator.parameters()):
