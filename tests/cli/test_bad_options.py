@@ -70,7 +70,7 @@ def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
         ("--data digits", "data is 'mnist' or a .npy, .npz or .csv file; got 'digits'"),
         ("--data none.csv", "none.csv"),
         ("--seed 99999999999999999999", "seed is below 1,099,511,627,776"),
-        ("--config none.toml", "--config names a file that is not there"),
+        ("--config none.toml", "--config none.toml cannot be read: No such file"),
         ("--config none.json", "the configuration is missing"),
         ("--resume", "there is no folder"),
     ],

@@ -200,7 +200,7 @@ def test_a_toml_file_sets_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("none.toml", None, "not there"),
+        ("none.toml", None, "cannot be read: No such file"),
         ("bad.toml", "epochs = ", "no readable TOML"),
         ("key.toml", "epoch = 3", "no option 'epoch'"),
         ("none.json", None, "missing"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import shlex
@@ -176,7 +177,7 @@ def recipes(
 ) -> None:
     """Named sets of options: what each is for, and what to expect of it."""
     if as_json:
-        typer.echo(json.dumps([recipe.to_json() for recipe in RECIPES.values()], indent=2))
+        typer.echo(json.dumps([dataclasses.asdict(recipe) for recipe in RECIPES.values()], indent=2))
         return
     console = Console()
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -135,20 +135,12 @@ _IN_FILES = Needs("data", ("mnist",), but=True)
 _IN_SEQUENCES = Needs("conditioner", ("transformer", "recurrent"))
 _IN_MIXTURES = Needs("mixture", ("none",), but=True)
 
-
-def _not_in_couplings(because: str) -> Needs:
-    return Needs("conditioner", ("coupling",), but=True, because=because)
-
-
-_STATE_ALONE = _not_in_couplings("a coupling sees the running state alone")
-_ORDERED = _not_in_couplings("a coupling has a mask and no ordering")
-
-
-def _outside_mixtures(because: str) -> tuple[Needs, ...]:
-    return (Needs("mixture", ("none",), because=because),)
-
-
+_STATE_ALONE = Needs(
+    "conditioner", ("coupling",), but=True, because="a coupling sees the running state alone"
+)
+_ORDERED = Needs("conditioner", ("coupling",), but=True, because="a coupling has a mask and no ordering")
 _ONE_LAYER = "a mixture is of flows of one layer, trained by their exact likelihood"
+_OUTSIDE_MIXTURES = Needs("mixture", ("none",), because=_ONE_LAYER)
 
 
 @dataclass(frozen=True)
@@ -185,7 +177,7 @@ class Options:
         "named options, see `xorflow recipes`",
         flag=True,
     )
-    layers: int | None = _model(1, "the depth", range=_SOME, needs=_outside_mixtures(_ONE_LAYER), flag=True)
+    layers: int | None = _model(1, "the depth", range=_SOME, needs=(_OUTSIDE_MIXTURES,), flag=True)
     conditioner: str = _model("made", "the network of each layer", registry=CONDITIONERS, flag=True)
     skip: float = _model(
         0.0,
@@ -198,7 +190,7 @@ class Options:
         "natural",
         "`natural`, `reversed`, `alternating`, `random`, `random:SEED`, of images also `columns`, `columns-reversed`, "
         "`outward` and `inward`; or one a layer, with commas",
-        needs=(*_outside_mixtures("which names its own"), _ORDERED),
+        needs=(Needs("mixture", ("none",), because="which names its own"), _ORDERED),
     )
     mixture: str = _model(
         "none",
@@ -219,7 +211,7 @@ class Options:
         "the network from which layers are drawn in training: `mlp` sees all data, `made` those up to each feature; "
         "`linear`, in all data, and `diagonal`, in each feature's own value, correct the generator",
         registry=POSTERIORS,
-        needs=_outside_mixtures(_ONE_LAYER),
+        needs=(_OUTSIDE_MIXTURES,),
     )
     transform: str = _model("shift", "what is chosen, modulo K", registry=TRANSFORMS)
     base: str = _model("learned", "the distribution of y", registry=BASES, flag=True)
@@ -409,8 +401,6 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The content of a .toml file."""
     try:
         return tomllib.loads(read_bytes(path, _MOST_TOML).decode())
-    except FileNotFoundError:
-        raise ConfigError(f"--config names a file that is not there: {path}") from None
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # no text, no TOML, numbers that are too long
