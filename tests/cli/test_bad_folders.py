@@ -43,17 +43,17 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "not JSON": (lambda run: truncate(run / "config.json"), "the run's configuration is damaged"),
     "newer": (
         lambda run: edit(run, version=6, model=None),
-        "has version 6, and this xorflow reads 5; open it with",
+        "has version 6, and this xorflow reads",
     ),
     "older": (
         lambda run: edit(run, version=3, hidden=[16]),
-        "and this xorflow reads 5; open it with the version that wrote it",
+        "and this xorflow reads",
     ),
     "oldest": (
         lambda run: edit(run, version=1, model=None),
-        "and this xorflow reads 5; open it with the version that wrote it",
+        "and this xorflow reads",
     ),
-    "no version": (lambda run: edit(run, version=None), "has version None, and this xorflow reads 5"),
+    "no version": (lambda run: edit(run, version=None), "has version None, and this xorflow reads"),
     "no model": (lambda run: edit(run, model=None), "lacks 'model'"),
     "a key of the future": (lambda run: edit(run, magic=True), "there is no option 'magic'"),
     "strange model": (lambda run: edit(run, model={"layers": 1}), "is not one that this version can build"),

@@ -90,7 +90,7 @@ def test_resume_needs_a_folder(xorflow: Command) -> None:
         ("a.toml", "epoch = 3", "there is no option 'epoch'"),
         ("b.toml", 'epochs = "3"', "epochs is a whole number; got '3'"),
         ("c.toml", "epochs = = 3", "no readable TOML"),
-        ("d.json", '{"version": 6}', "has version 6, and this xorflow reads 5"),
+        ("d.json", '{"version": 6}', "has version 6, and this xorflow reads"),
         ("e.json", '{"version": 5, "epochs": []}', "epochs is a whole number; got []"),
         ("f.json", "nothing", "no readable JSON"),
     ],

@@ -44,7 +44,7 @@ COMMANDS = {
         "xorflow sample runs/demo --flow refitted --out bijection.png",
     ),
     "score": (
-        "runs",
+        "score",
         "log p of every row of a file, in nats.",
         "xorflow score runs/people --data new.csv --out scores.csv",
         "xorflow score runs/demo --data images.npy --json",

@@ -1,8 +1,7 @@
-"""`xorflow evaluate`, `score` and `combine`: what is asked of finished runs, and the arguments of all commands that ask."""
+"""`xorflow evaluate` and `combine`: what is asked of finished runs, and the arguments of all commands that ask."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -11,17 +10,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
-from xorflow import evaluate as likelihoods
 from xorflow import training
-from xorflow._files import write_bytes
-from xorflow.data import load_rows
 from xorflow.errors import ConfigError
 from xorflow.flows import Flow, LatentFlow, Mixture
 from xorflow.training import Run, out_of_memory_as_error
@@ -128,57 +122,6 @@ def _show(title: str, splits: Iterable[str], rows: Mapping[str, Sequence[str]]) 
     for name, figures in rows.items():
         table.add_row(Text(name), *figures)
     Console().print(table if len(table.columns) > 1 else NOTHING_HELD_OUT)
-
-
-def score(
-    run: RunArgument,
-    data: Annotated[
-        Path, typer.Option(help="A .npy, .npz or .csv file with the run's columns.", show_default=False)
-    ],
-    out: Annotated[Path | None, typer.Option(help="A .csv or .npy file to write; printed otherwise.")] = None,
-    flow: FlowOption = Which.LATENT,
-    samples: Samples = 64,
-    memory: Memory = None,
-    device: Device = "auto",
-    as_json: AsJson = False,
-    force: Force = False,
-) -> None:
-    """log p of every row of a file, in nats."""
-    most = parse_bytes(memory)
-    opened = training.open_run(run, device=device)
-    if out is not None:
-        check_out(out, (".csv", ".npy"), (data, opened.options.data), force)
-    if opened.flow.context_features:
-        raise ConfigError(
-            "score takes data without context, and this run is conditioned on it; use xorflow.load in Python"
-        )
-    x = load_rows(data, categories=opened.flow.states.sizes, codec=opened.codec, shape=opened.shape)
-    chosen = chosen_flow(opened, flow, most)  # may take long, so after all that may be refused
-    with out_of_memory_as_error("lower --memory, or score fewer rows at a time"):
-        if isinstance(chosen, LatentFlow) and not chosen.has_closed_form:
-            log_p = likelihoods.importance(chosen, x, samples=samples, memory=most)
-        else:
-            log_p = likelihoods.exact(chosen, x, memory=most)
-    values = log_p.values.cpu()
-    if out is not None:
-        _write_scores(out, values)
-    if as_json:
-        typer.echo(json.dumps(log_p.summary() | {"log_prob": values.tolist()}))
-    elif out is not None:
-        typer.echo(
-            f"wrote log p of {len(values)} rows ({log_p.kind}) to {out}; mean {float(values.mean()):.4f} nats"
-        )
-    else:
-        typer.echo("\n".join(f"{value:.6f}" for value in values.tolist()))
-
-
-def _write_scores(path: Path, values: Tensor) -> None:
-    buffer = io.BytesIO()
-    if path.suffix.lower() == ".npy":
-        np.save(buffer, values.numpy(), allow_pickle=False)
-    else:
-        buffer.write("\n".join(["log_prob", *map(repr, values.tolist()), ""]).encode())
-    write_bytes(path, buffer.getvalue(), NO_ROOM)
 
 
 # ---- what arguments mean ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import shlex
@@ -27,23 +28,24 @@ from xorflow.training.config import Option, read_texts
 from xorflow.training.folder import holds_several
 from xorflow.training.recipes import RECIPES, Recipe
 
+_option = functools.partial(typer.Option, show_default=False)
+"""Defaults are in the help; some versions of typer would add None."""
+
 
 def train(
     *,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="TEXT", help="another option, KEY=VALUE; again for each"),
+        _option("--set", metavar="TEXT", help="another option, KEY=VALUE; again for each"),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="options from a .toml file, or a config.json")
+        Path | None, _option(metavar="FILE", help="options from a .toml file, or a config.json")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="of the run, new or empty")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue what is in --out")] = False,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="a run for each, as in 0,1,2 or 0-7")
-    ] = None,
+    out: Annotated[Path | None, _option(metavar="FILE", help="of the run, new or empty")] = None,
+    resume: Annotated[bool, _option("--resume", help="continue what is in --out")] = False,
+    seeds: Annotated[str | None, _option(metavar="TEXT", help="a run for each, as in 0,1,2 or 0-7")] = None,
     jobs: Annotated[
-        int | None, typer.Option(metavar="INT", help="of runs at once, each a process [dim]\\[1][/dim]")
+        int | None, _option(metavar="INT", help="of runs at once, each a process [dim]\\[1][/dim]")
     ] = None,
     **flags: str | None,
 ) -> None:
@@ -86,7 +88,7 @@ def _flag(option: Option) -> Any:
     words = ", ".join(names) if 0 < len(names) <= _FEW else option.help.replace("`", "")
     kinds = {int: "INT", int | None: "INT", float: "FLOAT", float | None: "FLOAT"}
     default = "" if option.default is None else f" [dim]\\[{option.default}][/dim]"
-    return typer.Option(metavar="NAME" if names else kinds.get(option.type, "TEXT"), help=words + default)
+    return _option(metavar="NAME" if names else kinds.get(option.type, "TEXT"), help=words + default)
 
 
 def _declare_flags() -> None:
