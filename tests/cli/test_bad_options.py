@@ -168,3 +168,13 @@ def test_a_message_is_shown_as_it_is(xorflow: Command, tmp_path: Path) -> None:
     """Square brackets in a name are no markup."""
     name = tmp_path / "[bold]x[/nothing].npy"
     assert str(name) in xorflow("train", "--data", name, "--out", tmp_path / "run").refused()
+
+
+def test_what_is_set_for_several_runs_is_judged_beside_their_options(
+    xorflow: Command, rows: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.toml").write_text('conditioner = "recurrent:width=8"', encoding="utf-8")
+    given = ("--config", tmp_path / "a.toml", "--data", rows, "--seeds", "0,1", "--set", "skip=0.1")
+    assert (
+        "--jobs is at least 1" in xorflow("train", *given, "--jobs", "0", "--out", tmp_path / "run").refused()
+    )

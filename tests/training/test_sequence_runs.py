@@ -21,6 +21,7 @@ from tiny_runs import (
     tiny_options,
     train_run,
 )
+from xorflow._devices import dropout_generator, out_of_memory_as_error, seeded_dropout
 from xorflow.conditioners import CausalTransformer, Recurrent, SequenceConditioner
 from xorflow.data import Dataset, Split
 from xorflow.errors import ConfigError, ModelError
@@ -28,7 +29,6 @@ from xorflow.estimators import MaximumLikelihood
 from xorflow.flows import LatentFlow, Mixture
 from xorflow.training import Interrupted, Options, build_data, build_estimator, build_flow, load, open_run
 from xorflow.training.build import mixture_orders
-from xorflow.training.devices import dropout_generator, out_of_memory_as_error, seeded_dropout
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.run import remedy_for
 from xorflow.training.storage import load_tensors
@@ -259,7 +259,7 @@ def test_compiled_blocks_give_the_same(
 ) -> None:
     """Traced and differentiated ahead of time, as any compiler is given them; evaluation and samples stay as they are."""
     monkeypatch.setattr("xorflow.conditioners.transformer._BACKEND", "aot_eager")
-    monkeypatch.setattr("xorflow._cuda.devices.COMPILED_ON", ("cpu",))
+    monkeypatch.setattr("xorflow._devices.COMPILED_ON", ("cpu",))
     results = []
     for compiled in (False, True):
         options = images(tmp_path, "transformer", compile=compiled, **transformer(dropout=0.0), **kind)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from xorflow._cuda import kernels
-from xorflow._cuda.devices import capturing, stream_of_thread
+from xorflow._devices import capturing, stream_of_thread
 
 _WARM_UP_STEPS = 3
 """Steps made before a capture, so that libraries and the optimiser have allocated all they will; undone."""

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, linear
 
-from xorflow._cuda import devices, kernels
+from xorflow import _devices as devices
+from xorflow._cuda import kernels
 from xorflow._math import Function
 from xorflow._states import Alphabet, Layout
 

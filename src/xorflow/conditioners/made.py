@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu
 
-from xorflow._cuda import devices, kernels
+from xorflow import _devices as devices
+from xorflow._cuda import kernels
 from xorflow.conditioners.base import Dependence, Incremental, Sizes
 from xorflow.conditioners.linear import InputLayer, Reader
 from xorflow.conditioners.mlp import FeedForward, Perceptron

@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import nn
 
+from xorflow._devices import resolve_device
 from xorflow._files import Lock, inside, is_left_over, read_json, remove_half_written, write_json
 from xorflow.data import Codec, Dataset
 from xorflow.errors import CheckpointError, ConfigError, DataError
 from xorflow.flows import LatentFlow
 from xorflow.training.build import build_data
 from xorflow.training.config import CONFIG_VERSION, Options, check_version, options_of_config
-from xorflow.training.devices import resolve_device
 from xorflow.training.registry import Trainable, flow_to_spec, model_for
 from xorflow.training.storage import has_tensors, install, read_weights
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xorflow._cuda import devices
+from xorflow import _devices as devices
 from xorflow._cuda.steps import FusedAdam
 from xorflow.conditioners import MaskedLinear
 from xorflow.conditioners.linear import Table

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from xorflow._devices import out_of_memory_as_error, resolve_device
 from xorflow._files import write_json
 from xorflow.conditioners.transformer import attention_stacks
 from xorflow.data import Dataset, validate
@@ -22,7 +23,6 @@ from xorflow.training import recipes
 from xorflow.training.build import build_data, build_estimator, build_flow, init_from_data, init_from_flow
 from xorflow.training.checkpoint import drop_snapshots, has_snapshot
 from xorflow.training.config import HARMLESS, INITS, OF_A_MODEL, OF_DATA, Options, options_of_config
-from xorflow.training.devices import out_of_memory_as_error, resolve_device
 from xorflow.training.folder import (
     BEGINNING,
     Run,
