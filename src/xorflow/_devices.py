@@ -1,7 +1,7 @@
 """Devices: which one there is, how far its products round, what dropout draws from, what to say when memory runs out.
 
-And which faster ways there are on a device, every decision of that kind in one place that a test can set, with what each capture
-of launches needs.
+And which faster ways there are on a device, every decision of that kind in one place that a test can set, and what captures of
+launches need.
 """
 
 from __future__ import annotations
