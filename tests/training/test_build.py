@@ -337,7 +337,7 @@ def test_many_small_parts_are_as_bad(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"magic": 1}, "made: got an unexpected keyword argument 'magic'"),
         ({"name": "layer"}, "layer: missing a required argument"),
         ({"name": "diagonal"}, "diagonal: got an unexpected"),
-        ({"name": ["made"]}, "the name of a part is"),
+        ({"name": ["made"]}, "a part named ['made']"),
         ({"name": "cnn"}, "a part named 'cnn', which xorflow does not have; open it with xorflow.load"),
         ({"name": "reordered"}, "reordered: missing a required argument"),
     ],

@@ -26,7 +26,6 @@ from xorflow.training.registry import (
     ESTIMATORS,
     POSTERIORS,
     TRANSFORMS,
-    Call,
     Trainable,
 )
 from xorflow.transforms import Transform
@@ -62,24 +61,15 @@ def _part(value: float) -> int | float:
 def build_flow(options: Options, dataset: Dataset) -> Trainable:
     """The flow, or the mixture of flows, that the options describe, with weights from the global generator of torch."""
     assert options.layers is not None
+    parts = _Parts(options, dataset)
     if options.mixture == "none":
-        return _build_one(options, dataset, layer_orders(options.order, options.layers))
-    first, *others = mixture_orders(options.mixture, _image_shape(dataset) is not None)
-    flow = _build_one(options, dataset, [first])
+        return parts.flow(layer_orders(options.order, options.layers))
+    first, *others = mixture_orders(options.mixture, parts.shape is not None)
+    flow = parts.flow([first])
     estimator = build_estimator(options.estimator)
     # where each learns from a part of the batch, all count alike
     learned = not (isinstance(estimator, MaximumLikelihood) and estimator.split_batch)
-    return Mixture(
-        [flow, *(_build_another(options, dataset, flow, order) for order in others)], learned=learned
-    )
-
-
-def _build_another(options: Options, dataset: Dataset, flow: LatentFlow, order: str) -> LatentFlow:
-    """The flow in another ordering; by the same network, if it can be shared."""
-    layer = flow.layers[0]
-    if not (options.shared and isinstance(layer.conditioner, SequenceConditioner)):
-        return _build_one(options, dataset, [order])
-    return LatentFlow([Layer(layer.conditioner.reordered(order), layer.transform)], _base(options, dataset))
+    return Mixture([flow, *(parts.another(flow, order) for order in others)], learned=learned)
 
 
 def mixture_orders(text: str, images: bool) -> list[str]:
@@ -101,51 +91,79 @@ def mixture_orders(text: str, images: bool) -> list[str]:
 _MOST_COMPONENTS = 64
 
 
-def _build_one(options: Options, dataset: Dataset, orders: Sequence[Order]) -> LatentFlow:
-    transform: Transform = TRANSFORMS.make(options.transform, categories=dataset.categories)
-    # all generators before any posterior: whether there are posteriors does not change what the generators begin with
-    nets = [_conditioner(options, dataset, index, order, transform) for index, order in enumerate(orders)]
-    relative = options.posterior in ("linear", "diagonal")
-    layers = [
-        Layer(net, transform, _posterior(options, dataset, index, order, transform), relative=relative)
-        for index, (net, order) in enumerate(zip(nets, orders, strict=True))
-    ]
-    return LatentFlow(layers, _base(options, dataset))
+class _Parts:
+    """What flows on a data set are made of, as the options describe it."""
 
+    def __init__(self, options: Options, dataset: Dataset) -> None:
+        self.options, self.dataset = options, dataset
+        self.shape = dataset.shape if dataset.shape is not None and len(dataset.shape) == 2 else None
+        self.transform: Transform = TRANSFORMS.make(options.transform, categories=dataset.categories)
 
-def _base(options: Options, dataset: Dataset) -> FactorisedBase:
-    return BASES.make(options.base, features=dataset.features, categories=dataset.categories)
+    def flow(self, orders: Sequence[Order]) -> LatentFlow:
+        # all generators before any posterior: whether there are posteriors does not change what the generators begin with
+        nets = [self.generator(index, order) for index, order in enumerate(orders)]
+        relative = self.options.posterior in ("linear", "diagonal")
+        layers = [
+            Layer(net, self.transform, self.posterior(index, order), relative=relative)
+            for index, (net, order) in enumerate(zip(nets, orders, strict=True))
+        ]
+        return LatentFlow(layers, self.base())
 
+    def another(self, flow: LatentFlow, order: str) -> LatentFlow:
+        """A flow of one layer in another ordering; by the same network, if it can be shared."""
+        net = flow.layers[0].conditioner
+        if not (self.options.shared and isinstance(net, SequenceConditioner)):
+            return self.flow([order])
+        return LatentFlow([Layer(net.reordered(order), self.transform)], self.base())
 
-def _image_shape(dataset: Dataset) -> tuple[int, ...] | None:
-    return dataset.shape if dataset.shape is not None and len(dataset.shape) == 2 else None
-
-
-def _conditioner(
-    options: Options, dataset: Dataset, index: int, order: Order, transform: Transform
-) -> Conditioner:
-    call, shape = CONDITIONERS.read(options.conditioner), _image_shape(dataset)
-    if "reach=" in options.conditioner and shape is None:
-        raise ConfigError(
-            "reach is of networks that see the pixels around them, and the data have no two-dimensional shape; leave reach out"
+    def base(self) -> FactorisedBase:
+        return BASES.make(
+            self.options.base, features=self.dataset.features, categories=self.dataset.categories
         )
-    given = _of_a_layer(dataset, order, transform) | {"sees": _sees(options, index)}
-    if call["name"] == "coupling":
-        call, given["flip"] = _masked(call, index, shape)
-    elif call["name"] != "made":
-        # their own `columns`, which a configuration then says
-        given |= {"order": order, "skipped": skipped_features(dataset, options.skip)}
-    return CONDITIONERS.make(call, **given, shape=shape)
 
+    def generator(self, index: int, order: Order) -> Conditioner:
+        options = self.options
+        call = CONDITIONERS.read(options.conditioner)
+        if self.shape is None and "reach=" in options.conditioner:
+            raise ConfigError(
+                "reach is of networks that see the pixels around them, and the data have no two-dimensional shape; leave reach "
+                "out"
+            )
+        of_a_chain = {"x": "before"} if index == 0 else {"previous": "up to"}
+        sees = of_a_chain if options.variant == "chain" else {"state": "before"}
+        given = self._given(order) | {"sees": sees | ({"own": "before"} if options.own else {})}
+        if call["name"] == "coupling":
+            if call["mask"] in ("checkerboard", "nested") and self.shape is None:
+                raise ConfigError(
+                    f"a {call['mask']} mask needs data with a two-dimensional shape; choose mask=halves or mask=random"
+                )
+            call["mask"], given["flip"] = layer_mask(call["mask"], index)
+        elif call["name"] != "made":
+            # their own `columns`, which a configuration then says
+            given |= {"order": order, "skipped": skipped_features(self.dataset, options.skip)}
+        return CONDITIONERS.make(call, **given, shape=self.shape)
 
-def _masked(call: Call, index: int, shape: tuple[int, ...] | None) -> tuple[Call, bool]:
-    """A coupling with the mask of a layer, and whether that is flipped."""
-    if call["mask"] in ("checkerboard", "nested") and shape is None:
-        raise ConfigError(
-            f"a {call['mask']} mask needs data with a two-dimensional shape; choose mask=halves or mask=random"
-        )
-    mask, flip = layer_mask(call["mask"], index)
-    return call | {"mask": mask}, flip
+    def posterior(self, index: int, order: Order) -> Conditioner | None:
+        """It sees the data and, beyond the first layer, what came before it."""
+        before = [] if index == 0 else ["previous" if self.options.variant == "chain" else "state"]
+        call = POSTERIORS.read(self.options.posterior)
+        sees: Any = ["x", *before]
+        if call["name"] == "diagonal":
+            sees = "state" if "state" in before else "x"
+        elif call["name"] == "made":
+            sees = dict.fromkeys(sees, "up to")
+        return POSTERIORS.make(call, **self._given(order), sees=sees)
+
+    def _given(self, order: Order) -> dict[str, Any]:
+        """What the networks of a layer are told, as far as they take it."""
+        data = self.dataset
+        return {
+            "features": data.features,
+            "order": resolve_order(order, data.features, self.shape) if order in OF_IMAGES else order,
+            "categories": data.categories,
+            "choices": self.transform.choices.sizes,
+            "context": data.context_features,
+        }
 
 
 def layer_mask(mask: str, index: int) -> tuple[str, bool]:
@@ -176,39 +194,6 @@ def skipped_features(dataset: Dataset, share: float) -> list[int]:
             f"one must take a step; lower skip below {float(others.max()):.3g}"
         )
     return features
-
-
-def _of_a_layer(dataset: Dataset, order: Order, transform: Transform) -> dict[str, Any]:
-    """What the networks of a layer are told, as far as they take it."""
-    shape = _image_shape(dataset)
-    return {
-        "features": dataset.features,
-        "order": resolve_order(order, dataset.features, shape) if order in OF_IMAGES else order,
-        "categories": dataset.categories,
-        "choices": transform.choices.sizes,
-        "context": dataset.context_features,
-    }
-
-
-def _sees(options: Options, index: int) -> dict[str, str]:
-    """What the generator of a layer sees."""
-    of_a_chain = {"x": "before"} if index == 0 else {"previous": "up to"}
-    sees = of_a_chain if options.variant == "chain" else {"state": "before"}
-    return sees | ({"own": "before"} if options.own else {})
-
-
-def _posterior(
-    options: Options, dataset: Dataset, index: int, order: Order, transform: Transform
-) -> Conditioner | None:
-    """The posterior of a layer: it sees the data and, beyond the first layer, what came before it."""
-    before = [] if index == 0 else ["previous" if options.variant == "chain" else "state"]
-    call = POSTERIORS.read(options.posterior)
-    sees: Any = ["x", *before]
-    if call["name"] == "diagonal":
-        sees = "state" if "state" in before else "x"
-    elif call["name"] == "made":
-        sees = dict.fromkeys(sees, "up to")
-    return POSTERIORS.make(call, **_of_a_layer(dataset, order, transform), sees=sees)
 
 
 def layer_orders(order: str, layers: int) -> list[str]:

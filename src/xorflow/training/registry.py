@@ -349,12 +349,10 @@ class _Reader:
         return made
 
     def _call(self, name: Any, given: dict[str, Any]) -> Any:
-        if not isinstance(name, str):
-            raise _unreadable(f"the name of a part is {name!r}")
-        if name not in self._makers:
+        if not isinstance(name, str) or name not in self._makers:
             raise CheckpointError(
                 f"this run uses a part named {name!r}, which xorflow does not have; "
-                f"open it with xorflow.load(RUN, parts={{{name!r}: YourClass}})"
+                f"open it with xorflow.load(RUN, parts={{{str(name)!r}: YourClass}})"
             )
         maker, checked = self._makers[name], name not in self._own
         signature = inspect.signature(maker, eval_str=checked)
