@@ -20,7 +20,7 @@ from xorflow.training import (
     value_rule,
     value_text,
 )
-from xorflow.training.config import MOST
+from xorflow.training.config import DESCRIBED, MOST
 
 
 def group_block(folder: Path, group: str) -> str:
@@ -31,7 +31,11 @@ def group_block(folder: Path, group: str) -> str:
         if option.group == group:
             limits = [f"{words} {limit:,}" for words, limit in option.range.items() if limit != MOST]
             kind = "a name, see below" if option.registry else value_rule(option.type)
-            needs = [f"`{need.of}` only if {need}" if need.of else f"only if {need}" for need in option.needs]
+            needs = [
+                f"`{need.of}` only if {need}" if need.of else f"only if {need}"
+                for need in option.needs
+                if need != DESCRIBED
+            ]
             meaning = "; ".join([option.help, *needs])
             rows.append([f"`{name}`", ", ".join([kind, *limits]), f"`{value_text(option.default)}`", meaning])
     return markdown_table("option | values | default | meaning", rows)

@@ -240,7 +240,7 @@ def test_a_run_from_python_is_read_by_the_command_line(tmp_path: Path, xorflow: 
         "--out",
         tmp_path / "b",
     )
-    assert "conditioner does not apply" in clash.refused()
+    assert "conditioner has an effect only if layers is not none (a model that was built" in clash.refused()
 
 
 def test_digits_given_their_labels(tmp_path: Path, xorflow: Command) -> None:

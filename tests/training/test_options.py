@@ -107,7 +107,7 @@ def test_a_value_outside_its_rule_is_refused_with_the_rule(name: str, value: obj
         ({"variant": "chain", "conditioner": "coupling:mask=random"}, "variant=chain with conditioner=coupling:mask=random"),
         ({"order": "reversed", "mixture": "2"}, "leave order at natural, or choose mixture=none"),
         ({"order": "reversed", "conditioner": "coupling"}, "is not coupling (a coupling has a mask and no ordering)"),
-        ({"mixture": "2", "conditioner": "coupling"}, "leave mixture at none, or choose another conditioner"),
+        ({"mixture": "2", "conditioner": "coupling"}, "leave mixture at none, or choose another value of conditioner"),
         ({"variant": "chain"}, "if layers is not 1 (the first layer is the same in both)"),
         ({"compile": True}, "compile has an effect only if conditioner is transformer"),
         ({"optimiser": "muon"}, "got optimiser=muon with conditioner=made: leave optimiser at adam, or choose"),

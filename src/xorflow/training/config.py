@@ -55,7 +55,9 @@ class Needs:
 
     def __str__(self) -> str:
         reason = f" ({self.because})" if self.because else ""
-        return f"{self.option} is {'not ' if self.but else ''}{' or '.join(map(str, self.names))}{reason}"
+        return (
+            f"{self.option} is {'not ' if self.but else ''}{' or '.join(map(value_text, self.names))}{reason}"
+        )
 
     def holds(self, other: Any) -> bool:
         return (other in self.names or str(other).partition(":")[0] in self.names) is not self.but
@@ -111,7 +113,7 @@ class Option:
         for need in self.needs:
             other = known.get(need.option, need)
             if other is not need and need.of in (None, value) and not need.holds(other):
-                choice = f"another {need.option}" if need.but else f"{need.option}={need.names[0]}"
+                choice = f"another value of {need.option}" if need.but else f"{need.option}={need.names[0]}"
                 raise ConfigError(
                     f"{self.name} has an effect only if {need}; got {self.name}={value_text(value)} with "
                     f"{need.option}={value_text(other)}: leave {self.name} at {value_text(self.default)}, or choose {choice}"
@@ -122,9 +124,14 @@ def _declared(group: str, default: Any, help: str, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(group, default, help, **more)})
 
 
-_data, _model, _training, _run = (
-    functools.partial(_declared, group) for group in ("Data", "Model", "Training", "Run")
-)
+_data, _training, _run = (functools.partial(_declared, group) for group in ("Data", "Training", "Run"))
+DESCRIBED = Needs("layers", (None,), but=True, because="a model that was built in Python has its own")
+
+
+def _model(default: Any, help: str, needs: tuple[Needs, ...] = (), **more: Any) -> Any:
+    return _declared("Model", default, help, needs=(*needs, DESCRIBED), **more)
+
+
 MOST = 2**31
 """Of whatever is counted: more is a slip of the finger."""
 _COUNT, _SOME = {"at least": 0, "below": MOST}, {"at least": 1, "below": MOST}
@@ -177,7 +184,9 @@ class Options:
         "named options, see `xorflow recipes`",
         flag=True,
     )
-    layers: int | None = _model(1, "the depth", range=_SOME, needs=(_OUTSIDE_MIXTURES,), flag=True)
+    layers: int | None = _declared(
+        "Model", 1, "the depth", range=_SOME, needs=(_OUTSIDE_MIXTURES,), flag=True
+    )
     conditioner: str = _model("made", "the network of each layer", registry=CONDITIONERS, flag=True)
     skip: float = _model(
         0.0,
@@ -300,15 +309,10 @@ class Options:
 
     def require_effects(self, **actual: Any) -> None:
         """Refuse an option that changes nothing beside the others, or beside what `actual` says of model and data instead."""
-        unknown = () if self.layers is not None else OF_A_MODEL
+        unknown = () if self.layers is not None else set(OF_A_MODEL) - {"layers"}
         known = {name: value for name, value in vars(self).items() if name not in unknown} | actual
-        for option in OPTIONS.values():
-            option.require_effect(getattr(self, option.name), known)
-        for name in unknown:
-            if name != "layers" and getattr(self, name) != OPTIONS[name].default:
-                raise ConfigError(
-                    f"the model was built in Python, and {name} does not apply to it; leave {name} out"
-                )
+        for name, option in OPTIONS.items():
+            option.require_effect(getattr(self, name), known)
 
     def to_json(self) -> dict[str, Any]:
         """As `config.json` holds them."""
