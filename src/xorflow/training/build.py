@@ -61,15 +61,15 @@ def _part(value: float) -> int | float:
 def build_flow(options: Options, dataset: Dataset) -> Trainable:
     """The flow, or the mixture of flows, that the options describe, with weights from the global generator of torch."""
     assert options.layers is not None
-    parts = _Parts(options, dataset)
+    builder = _Builder(options, dataset)
     if options.mixture == "none":
-        return parts.flow(layer_orders(options.order, options.layers))
-    first, *others = mixture_orders(options.mixture, parts.shape is not None)
-    flow = parts.flow([first])
+        return builder.flow(layer_orders(options.order, options.layers))
+    first, *others = mixture_orders(options.mixture, builder.shape is not None)
+    flow = builder.flow([first])
     estimator = build_estimator(options.estimator)
     # where each learns from a part of the batch, all count alike
     learned = not (isinstance(estimator, MaximumLikelihood) and estimator.split_batch)
-    return Mixture([flow, *(parts.another(flow, order) for order in others)], learned=learned)
+    return Mixture([flow, *(builder.another(flow, order) for order in others)], learned=learned)
 
 
 def mixture_orders(text: str, images: bool) -> list[str]:
@@ -91,7 +91,7 @@ def mixture_orders(text: str, images: bool) -> list[str]:
 _MOST_COMPONENTS = 64
 
 
-class _Parts:
+class _Builder:
     """What flows on a data set are made of, as the options describe it."""
 
     def __init__(self, options: Options, dataset: Dataset) -> None:
