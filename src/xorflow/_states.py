@@ -19,6 +19,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from xorflow.errors import ModelError
 
@@ -168,6 +169,13 @@ class Layout(nn.Module):
             for group, part in zip(self.alphabet.groups, by_group, strict=True)
         ]
         return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
+
+    def corners(self, integers: Tensor, dtype: torch.dtype) -> Tensor:
+        """Integers (..., D) as the corners of relaxed states that they stand for, (..., `flat`)."""
+        parts = zip(self.alphabet.groups, self.split(integers), strict=True)
+        return self.packed(
+            [v.to(dtype) if g.binary else one_hot(v.long(), g.size).to(dtype) for g, v in parts]
+        )
 
     def split(self, by_feature: Tensor) -> list[Tensor]:
         """Numbers of features (..., D), by group (..., n)."""

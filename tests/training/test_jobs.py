@@ -178,7 +178,7 @@ def test_what_belongs_to_a_finished_run_is_added_and_its_error_is_the_run_s(
 
 def test_an_explicit_model_is_trained_too(options: Options, tmp_path: Path) -> None:
     model = flow_to_spec(tiny_flow())
-    job = Job(options.replace(layers=None, init="random"), tmp_path / "run", model=model)
+    job = Job(options.without_model().replace(init="random"), tmp_path / "run", model=model)
     assert pickle.loads(pickle.dumps(job)) == job
     assert run_jobs([job], 1)[0].error is None
     assert read(tmp_path / "run/config.json")["model"] == model

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from xorflow._cuda.devices import stream_of_thread
 from xorflow._cuda.steps import STEPS_A_LAUNCH, CapturedSteps, Training, trained_tensors, undone
+from xorflow._devices import stream_of_thread
 
 LOSS_TOLERANCE = 1e-3
 """By how much the losses of both may differ, of the loss itself or of a nat, whichever is larger."""

@@ -52,10 +52,7 @@ class Relaxed:
 
 def corners(integers: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
     """Integers (..., D) as the corners that they stand for, (..., flat)."""
-    split = zip(layout.alphabet.groups, layout.split(integers), strict=True)
-    return layout.packed(
-        [values.to(dtype) if g.binary else one_hot(values.long(), g.size).to(dtype) for g, values in split]
-    )
+    return layout.corners(integers, dtype)
 
 
 def straight_through(integers: Tensor, soft: Tensor, layout: Layout) -> Relaxed:

@@ -182,7 +182,7 @@ class _Reader:
 
     def __init__(self, layer: Layer, context: Tensor | None, batch: int, order: Sequence[int]) -> None:
         self.layer, self._context, self._order = layer, context, tuple(order)
-        network, device = layer.conditioner, next(layer.parameters()).device
+        network, device = layer.conditioner, layer.layout.features(0).device
         self._decoder = network.incremental(batch, context, 1) if network.order is not None else None
         self._state = torch.zeros(batch, len(order), dtype=layer.transform.states.dtype, device=device)
         self._rank = 0

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from xorflow._devices import resolve_device
 from xorflow._files import write_json
 from xorflow.errors import ConfigError, ModelError
 from xorflow.flows import LatentFlow, Mixture
 from xorflow.training.checkpoint import save_tensors
 from xorflow.training.config import OF_DATA, Options
-from xorflow.training.devices import resolve_device
 from xorflow.training.folder import (
     Run,
     difference_of_data,

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from xorflow._devices import resolve_device
 from xorflow._files import (
     MOST_JSON,
     Lock,
@@ -31,7 +32,6 @@ from xorflow.flows import LatentFlow
 from xorflow.training.build import build_data
 from xorflow.training.checkpoint import has_tensors, install, read_weights
 from xorflow.training.config import CONFIG_VERSION, Options, check_version, options_of_config
-from xorflow.training.devices import resolve_device
 from xorflow.training.registry import Trainable, accepted_value, flow_to_spec, model_for
 
 # ---- who writes ----

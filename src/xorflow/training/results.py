@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xorflow import evaluate
+from xorflow._devices import bf16_autocast, out_of_memory_as_error
 from xorflow.data import Dataset, Split
 from xorflow.errors import EvaluationError, UserError
 from xorflow.evaluate import LogLikelihood, rows_at_a_time
 from xorflow.flows import Flow, LatentFlow, Mixture, refit_base
+from xorflow.training.build import category_counts, category_frequencies
 from xorflow.training.config import Options
-from xorflow.training.devices import bf16_autocast, out_of_memory_as_error
 from xorflow.training.folder import INCOMPLETE
-from xorflow.training.init import category_counts, category_frequencies
 from xorflow.training.registry import Trainable
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from xorflow._devices import out_of_memory_as_error, resolve_device
 from xorflow._files import write_json
 from xorflow.conditioners.transformer import attention_stacks
 from xorflow.data import Dataset, validate
@@ -18,7 +19,7 @@ from xorflow.errors import CheckpointError, ConfigError, ModelError
 from xorflow.estimators import Estimator, MaximumLikelihood
 from xorflow.flows import LatentFlow
 from xorflow.training import recipes
-from xorflow.training.build import build_data, build_estimator, build_flow
+from xorflow.training.build import build_data, build_estimator, build_flow, init_from_data, init_from_flow
 from xorflow.training.checkpoint import (
     drop_snapshots,
     has_snapshot,
@@ -28,7 +29,6 @@ from xorflow.training.checkpoint import (
     save_tensors,
 )
 from xorflow.training.config import HARMLESS, INITS, OF_A_MODEL, OF_DATA, Options, options_of_config
-from xorflow.training.devices import out_of_memory_as_error, resolve_device
 from xorflow.training.folder import (
     BEGINNING,
     INCOMPLETE,
@@ -43,7 +43,6 @@ from xorflow.training.folder import (
     require_tensorboard,
     write_config,
 )
-from xorflow.training.init import init_from_data, init_from_flow
 from xorflow.training.optimiser import hidden_matrices
 from xorflow.training.registry import (
     CONDITIONERS,
@@ -338,15 +337,11 @@ def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dat
             "soft_targets is for images whose grey values are binarised afresh, as MNIST's are, and these data are fixed; "
             "leave soft_targets out of the estimator"
         )
-    if options.compile and not attention_stacks(flow):
-        raise ConfigError(
-            "compile is of the blocks of transformers, and this model has none; leave it out, or set compile=false beside a "
-            "recipe that has it"
-        )
-    if options.optimiser == "muon" and not hidden_matrices(flow):
-        raise ConfigError(
-            "optimiser=muon is for matrices within transformers and recurrent networks, and this model has none; choose adamw"
-        )
+    actual: dict[str, Any] = {"validation": 0 if dataset.validation is None else len(dataset.validation)}
+    if options.layers is None:
+        kinds = {"transformer": attention_stacks(flow), "recurrent": hidden_matrices(flow), "another": True}
+        actual["conditioner"] = next(name for name, there in kinds.items() if there)
+    options.require_effects(**actual)
     if options.accumulate > 1:
         estimator.prepare(admitted)
         if any(True for _ in estimator.parameters()):
@@ -354,11 +349,6 @@ def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dat
                 f"estimator {options.estimator!r} learns from the gradient of the whole batch, which accumulate never has at "
                 "once; leave accumulate out"
             )
-    if options.patience is not None and dataset.validation is None:
-        raise ConfigError(
-            f"patience counts validations, and no data validate; got patience={options.patience}: leave it out, or let some "
-            "rows validate"
-        )
     if options.tensorboard:
         require_tensorboard()
 

@@ -15,10 +15,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from xorflow import _devices as devices
 from xorflow import evaluate
-from xorflow._cuda import devices
 from xorflow._cuda.proof import proved_steps
 from xorflow._cuda.steps import CapturedSteps, RowsOnDevice, StepNumber
+from xorflow._devices import (
+    bf16_autocast,
+    dropout_generator,
+    resolve_device,
+    seeded_dropout,
+    tf32_matmul,
+)
 from xorflow.conditioners.transformer import attention_stacks
 from xorflow.data import Dataset, Split
 from xorflow.errors import CheckpointError, ConfigError
@@ -34,13 +41,6 @@ from xorflow.training.checkpoint import (
     save_snapshot,
 )
 from xorflow.training.config import Options
-from xorflow.training.devices import (
-    bf16_autocast,
-    dropout_generator,
-    resolve_device,
-    seeded_dropout,
-    tf32_matmul,
-)
 from xorflow.training.failure import not_finite
 from xorflow.training.folder import MetricsLog
 from xorflow.training.optimiser import make_optimiser
