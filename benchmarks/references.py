@@ -32,7 +32,7 @@ class PlainMADE(nn.Module):
             self.register_parameter(f"weight{index}", nn.Parameter(layer.weight.detach().clone()))
             self.register_parameter(f"bias{index}", nn.Parameter(layer.bias.detach().clone()))
         self.register_buffer("arrange", made.net.reader.arrange)
-        self.register_buffer("rearrange", made.rearrange)
+        self.register_buffer("rearrange", made.net.rearrange)
         self.base = nn.Parameter(torch.full((made.features,), -6.0))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -24,8 +24,8 @@ import scaling
 import xorflow
 from measures import Setup, mismatch
 from profiles import write_profile
+from xorflow._devices import resolve_device
 from xorflow.errors import UserError
-from xorflow.training.devices import resolve_device
 
 HERE = Path(__file__).parent
 

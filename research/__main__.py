@@ -64,8 +64,9 @@ def docs(root: Path = Path()) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit: 0 done, 2 a mistake that one line explains, 130 interrupted."""
+    typed = sys.argv[1:] if arguments is None else arguments
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(typed, standalone_mode=False, obj=typed)
     except UserError as error:
         print_error(str(error))
         code = 2

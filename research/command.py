@@ -66,7 +66,7 @@ def command_of(experiment: Experiment) -> Callable[..., None]:
 def show(experiment: Experiment, table: dict[str, Any], console: Console) -> None:
     """The essence of a table: for each row its likelihoods."""
     if table["rows"]:
-        console.print(table["words"], style="bold")
+        console.print(table["description"], style="bold")
         console.print(BOUNDS)
         console.print(terminal_table(experiment.columns, map(experiment.cells, table["rows"])))
 
@@ -81,7 +81,7 @@ class Undertaking(Protocol):
 
 
 def carry_out(context: typer.Context, undertaking: Undertaking) -> Sequence[Outcome]:
-    """Work with its progress shown; after Ctrl-C, what to type to go on."""
+    """Work with its progress shown; after Ctrl-C, what to type to go on: what was typed, which the context holds."""
     try:
         with Display(Console(stderr=True), undertaking.planned) as display:
             return undertaking.run(display)
@@ -89,7 +89,7 @@ def carry_out(context: typer.Context, undertaking: Undertaking) -> Sequence[Outc
         stopped = "stopped and saved; continue with"
     except KeyboardInterrupt:
         stopped = "stopped; continue from the last checkpoints with"
-    typer.echo(f"{stopped}: {command_again(context)}", err=True)
+    typer.echo(f"{stopped}: {shlex.join(['python', '-m', 'research', *context.obj])}", err=True)
     raise typer.Exit(130)
 
 
@@ -112,18 +112,3 @@ def print_error(text: str) -> None:
     """One line on standard error."""
     line = Text.assemble(("error: ", "bold red"), " ".join(text.split()))
     Console(stderr=True).print(line, soft_wrap=True, highlight=False)
-
-
-def command_again(context: typer.Context) -> str:
-    """What was typed, to be typed again."""
-    typed = ["python", "-m", "research", str(context.info_name)]
-    for parameter in context.command.params:
-        name = str(parameter.name)
-        source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE":
-            continue
-        value = context.params[name]
-        for item in value if isinstance(value, list) else [value]:
-            flag = [] if parameter.param_type_name == "argument" else [parameter.opts[0]]
-            typed += flag if item is True else [*flag, str(item)]
-    return shlex.join(typed)

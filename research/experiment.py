@@ -83,7 +83,7 @@ class Experiment:
 
     def plan(self, budget: Budget) -> dict[str, Any]:
         """What `plan.json` holds: all that a table must know about the rows."""
-        about = {"version": results.VERSION, "budget": budget.name, "words": budget.description}
+        about = {"version": results.VERSION, "budget": budget.name, "description": budget.description}
         return about | self.about(budget) | {"rows": [self.planned(row) for row in self.rows]}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +20,7 @@ from xorflow.training import (
     value_rule,
     value_text,
 )
-
-_NOT_SAID = ("finite", f"below {2**31:,}")
-"""Limits that only slips of the finger pass."""
+from xorflow.training.config import DESCRIBED, MOST
 
 
 def group_block(folder: Path, group: str) -> str:
@@ -32,11 +29,14 @@ def group_block(folder: Path, group: str) -> str:
     rows = []
     for name, option in OPTIONS.items():
         if option.group == group:
-            limits = [
-                limit for limit in option.range.broken(math.nan).split(" and ") if limit not in _NOT_SAID
-            ]
+            limits = [f"{words} {limit:,}" for words, limit in option.range.items() if limit != MOST]
             kind = "a name, see below" if option.registry else value_rule(option.type)
-            meaning = "; only if ".join([option.help, *map(str, option.needs)])
+            needs = [
+                f"`{need.of}` only if {need}" if need.of else f"only if {need}"
+                for need in option.needs
+                if need != DESCRIBED
+            ]
+            meaning = "; ".join([option.help, *needs])
             rows.append([f"`{name}`", ", ".join([kind, *limits]), f"`{value_text(option.default)}`", meaning])
     return markdown_table("option | values | default | meaning", rows)
 

@@ -64,9 +64,19 @@ def records(folder: Path, kind: str) -> list[Path]:
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
-    """A record as JSON with one line for each key: short, and its changes can be read line by line."""
-    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
-    write_bytes(path, f"{{\n{lines}\n}}\n".encode())
+    """A record as JSON."""
+    write_bytes(path, by_line(record).encode())
+
+
+def by_line(record: Mapping[str, Any]) -> str:
+    """JSON with one line for each key, and for each entry of a list: short, and its changes can be read line by line."""
+    entries = []
+    for key, value in record.items():
+        text = json.dumps(value)
+        if isinstance(value, list) and value:
+            text = "[\n    " + ",\n    ".join(map(json.dumps, value)) + "\n  ]"
+        entries.append(f"  {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
 def keep(path: Path, record: Mapping[str, Any]) -> None:
@@ -196,7 +206,7 @@ def assembled(results: Results, row_of: Callable[[Results, Record], Record | Non
     return {
         "version": VERSION,
         "budget": results.plan["budget"],
-        "words": results.plan["words"],
+        "description": results.plan["description"],
         "rows": [row for row in rows if row is not None],
         "missing": [p["id"] for p, row in zip(results.plan["rows"], rows, strict=True) if row is None],
     }

@@ -136,7 +136,7 @@ class Runner:
             jobs.append(job)
         if observer is not None:
             for outcome in damaged:
-                observer.on_outcome(outcome, 0, 0)
+                observer.on_outcome(outcome)
         made = run_jobs(jobs, self._request.workers, observer, finish=self._record) if jobs else []
         return damaged + made
 

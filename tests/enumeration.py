@@ -137,10 +137,10 @@ def plain_probabilities(net: MADE, x: Tensor) -> np.ndarray:
     linears = net.net.linear
     for index, layer in enumerate(linears):
         hidden = hidden @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
-        hidden = hidden + (looked_up(net.net.table) if index == 0 else 0.0)
+        hidden = hidden + (looked_up(linears[0].table) if index == 0 else 0.0)
         hidden = np.maximum(hidden, 0) if index < len(linears) - 1 else hidden
     if net.net.skip is not None:
-        hidden = hidden + bits @ net.net.skip.weight.detach().numpy().T + looked_up(net.net.skip_table)
+        hidden = hidden + bits @ net.net.skip.weight.detach().numpy().T + looked_up(net.net.skip.table)
     probabilities = np.zeros((len(x), net.features, max(net.choices.sizes)))
     first = 0
     for d in order:

@@ -224,7 +224,7 @@ def record_launches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs, streams and the decision to use them, for tensors on the CPU."""
-    from xorflow._cuda import devices
+    from xorflow import _devices as devices
 
     for name, stand_in in (
         ("Stream", Stream), ("stream", stream), ("current_stream", current_stream), ("CUDAGraph", Graph), ("graph", graph),

@@ -42,6 +42,15 @@ def test_within_a_process_too_a_folder_is_held_once(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()  # it was made to be held, and nothing came into it
 
 
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine", encoding="utf-8")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK).symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError):
+        Lock(tmp_path / "run")
+    assert (tmp_path / "mine").read_text(encoding="utf-8") == "mine"
+
+
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
 def test_the_umask_says_who_may_read_a_file(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)

@@ -33,7 +33,12 @@ def test_wheel_carries_everything(tmp_path: Path) -> None:
 
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    for needed in ("xorflow/py.typed", "licenses/LICENSE", "licenses/NOTICE"):
+    for needed in (
+        "xorflow/py.typed",
+        "xorflow/training/recipes.toml",
+        "licenses/LICENSE",
+        "licenses/NOTICE",
+    ):
         assert any(name.endswith(needed) for name in names), needed
     assert wheel.stat().st_size < MOST_BYTES
     assert sum(name.endswith("-ubyte.gz") for name in names) == 4

@@ -17,9 +17,9 @@ from torch import Tensor
 from xorflow import MADE, FactorisedBase, LatentFlow, Layer
 from xorflow.data import Dataset, Split
 from xorflow.training import Options, Progress, Trainer, create_run, finish_run, read_result, resume_run
-from xorflow.training.metrics import read_metrics
+from xorflow.training.checkpoint import load_tensors
+from xorflow.training.folder import read_metrics
 from xorflow.training.registry import value_text
-from xorflow.training.storage import load_tensors
 
 COLUMNS = ("colour", "size", "pet", "rooms")
 DEEP = {"layers": 2, "order": "alternating", "average": 0.9, "estimator": "maximum-likelihood:samples=2"}

@@ -239,7 +239,8 @@ def _connect(network: MADE, inputs: Tensor, outputs: Tensor, weights: Tensor) ->
         ranks(network.order),
     )  # inside, inputs and outputs are arranged in the ordering
     rows, columns = place[outputs][:, None], place[inputs]
-    direct.weight[rows, columns] = weights.T.to(direct.weight) * direct.mask[rows, columns]
+    direct.weight[rows, columns] = weights.T.to(direct.weight)
+    direct.apply_mask()
 
 
 def _direct(network: MADE) -> MaskedLinear:

@@ -25,7 +25,7 @@ def make_depth_table(results: Results) -> dict[str, Any]:
     level = results.computed("independent-pixels")
     return {
         "version": VERSION,
-        **{key: plan[key] for key in ("budget", "words", "paper")},
+        **{key: plan[key] for key in ("budget", "description", "paper")},
         "independent": None if level is None else level["evaluation"]["nll"],
         "paired": _paired(results, rows),
         "rows": rows,
@@ -168,7 +168,7 @@ def depth_markdown(table: dict[str, Any]) -> str:
     """The rows in their three parts, and what each layer does."""
     sections = [(title, part_table(table, family, base)) for title, family, base in _PARTS]
     sections.append(("What each layer does", layer_table(table)))
-    return "\n\n".join([table["words"], *(f"## {title}\n\n{text}" for title, text in sections if text)])
+    return "\n\n".join([table["description"], *(f"## {title}\n\n{text}" for title, text in sections if text)])
 
 
 _COLUMNS = (

@@ -95,7 +95,7 @@ def estimators(
     outcomes = command.carry_out(context, TrainingComparison(request, jobs) if training else Study(request))
     table = write_study(folder)
     console = Console()
-    console.print(table["settings"]["words"], style="bold")
+    console.print(table["settings"]["description"], style="bold")
     if training:
         show_training(console, table["training"])
     else:

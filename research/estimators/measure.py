@@ -20,7 +20,7 @@ from xorflow.estimators import Estimator
 from xorflow.training import build_estimator, tf32_matmul
 
 _CONTROL_RATE = 0.01
-"""The learning rate of an estimator's own parameters at first; it falls to zero, so that they settle."""
+"""The learning rate of an estimator's own parameters at first; it falls to zero, so that they converge."""
 
 _MORE_DRAWS = (4, 16)
 """How many times the draws decide about a bias that chance alone seldom makes."""

@@ -90,7 +90,6 @@ class Subject:
     Attributes:
         name: its name in files.
         title: its name in tables.
-        description: what it is, and how it was trained.
         points: at which weights it is studied by default.
         known: at which it can be.
         estimators: the default ones.
@@ -103,7 +102,6 @@ class Subject:
 
     name: str
     title: str
-    description: str
     points: tuple[str, ...]
     known: tuple[str, ...]
     estimators: tuple[str, ...]
@@ -236,7 +234,6 @@ def image_options(budget: StudyBudget, work: Path) -> Options:
 def _own(name: str, title: str, options: Options, folder: Path, budget: StudyBudget) -> Subject:
     small, posterior = name in _SMALL, options.posterior != "none"
     points = tuple(point for point in budget.points if not small or point != "middle")
-    middle = f"; middle: after epoch {middle_epoch(options.epochs)}" if "middle" in points else ""
     dataset = functools.cache(lambda: make_data(options, budget))
 
     def blank() -> LatentFlow:
@@ -245,7 +242,6 @@ def _own(name: str, title: str, options: Options, folder: Path, budget: StudyBud
     return Subject(
         name=name,
         title=title,
-        description=f"{_trained_by(options)}, on a fixed base, networks of {hidden_units(options)[0]:,} hidden units{middle}",
         points=points,
         known=POINTS,
         estimators=default_estimators(
@@ -257,11 +253,6 @@ def _own(name: str, title: str, options: Options, folder: Path, budget: StudyBud
         blank=blank,
         pinned=small,
     )
-
-
-def _trained_by(options: Options) -> str:
-    epochs = "1 epoch" if options.epochs == 1 else f"{options.epochs} epochs"
-    return f"trained for {epochs} by {options.estimator}"
 
 
 def blank_flow(options: Options, dataset: Dataset) -> LatentFlow:
@@ -294,7 +285,6 @@ def run_model(run: Path, device: str) -> Subject:
     return Subject(
         name=name,
         title=f"the run in {name}",
-        description=_trained_by(opened.options),
         points=("converged",),
         known=("converged",) if opened.options.layers is None else ("start", "converged"),
         estimators=default_estimators(flow.depth, posterior=flow.has_posterior),

@@ -102,7 +102,7 @@ class Study:
         name = None if self._request.run is None else subjects[0].name
         return {
             "budget": budget.name,
-            "words": budget.description if name is None else f"Study of the run in {name}.",
+            "description": budget.description if name is None else f"Study of the run in {name}.",
             "draws": budget.draws,
             "batch": budget.batch,
             "warm_up": budget.warm_up,
@@ -175,7 +175,8 @@ class Study:
 
     def _note_models(self) -> None:
         for name, subject in self._subjects.items():
-            self._plan["models"][name] = {"title": subject.title, "words": subject.description}
+            trained = {"estimator": subject.options.estimator, "epochs": subject.options.epochs}
+            self._plan["models"][name] = {"title": subject.title} | trained
         kept = [r for r in self._plan["refused"] if (r["model"], r["estimator"]) not in self._refused]
         new = [
             {"model": model, "estimator": text, "reason": reason}

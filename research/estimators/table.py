@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,8 @@ MEANING = (
     "Gradients are in float64, and a bias below 1e-24 is rounding, written as 0. A pass is one evaluation of one layer's "
     "network on the batch. Milliseconds are of loss and gradient in float32, as in training. Variance at equal cost is "
     "variance times milliseconds, divided by that of the reference: the best, by the same product, of the paper's unbiased "
-    "control variates, of the same objective; other objectives have none."
+    "control variates, of the same objective; other objectives have none. Models of our own have a fixed base and MADEs, of "
+    "1,024 hidden units in the full study, of 16 on 3 or 4 pixels; the middle of their training is a quarter of its epochs."
 )
 
 SEVERAL_MEANING = (
@@ -78,7 +78,7 @@ def make_study_table(results: StudyResults) -> Row:
         row |= _at_equal_cost(row, rows, plan["references"])
     return {
         "version": records.VERSION,
-        "words": f"{plan['settings']['words']} {MEANING}",
+        "description": f"{plan['settings']['description']} {MEANING}",
         "settings": plan["settings"],
         "models": plan["models"],
         "rows": rows,
@@ -142,11 +142,15 @@ def _gradient(row: Row) -> tuple[Any, ...]:
 
 def study_markdown(table: Row) -> str:
     """What `table.md` holds: a table for each model, point and layer."""
-    sections = [table["settings"]["words"], MEANING]
+    models = markdown_table(
+        "model | trained by | >epochs",
+        ([m["title"], f"`{m['estimator']}`", str(m["epochs"])] for m in table["models"].values()),
+    )
+    sections = [table["settings"]["description"], MEANING, models]
     for model, about in table["models"].items():
         rows = [row for row in table["rows"] if row["model"] == model]
         if rows:
-            sections.append(f"## {about['title']}\n\n{about['words'][:1].upper()}{about['words'][1:]}.")
+            sections.append(f"## {about['title']}")
         for first in _first_of_each(rows):
             heading = f"### {first['point'].capitalize()}: {layer_of(first)}"
             sections.append(f"{heading}\n\n{estimator_table(same_gradient(first, rows))}")
@@ -240,20 +244,9 @@ def best_table(table: Row) -> str:
 # ---- files ----
 
 
-def _lines(table: Row) -> str:
-    """JSON with one line for each row: short, and its changes can be read row by row."""
-    entries = []
-    for key, value in table.items():
-        text = json.dumps(value)
-        if isinstance(value, list) and value:
-            text = "[\n    " + ",\n    ".join(map(json.dumps, value)) + "\n  ]"
-        entries.append(f"  {json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(entries) + "\n}\n"
-
-
 def write_study(folder: Path) -> Row:
     """Write `table.json`, `table.md` and the pictures from the result files in a folder; returns the table."""
     results = read_study(folder)
-    table = records.write_table(folder, lambda: make_study_table(results), study_markdown, _lines)
+    table = records.write_table(folder, lambda: make_study_table(results), study_markdown, records.by_line)
     draw_study(table, choose_maps(results.measurements)[0], folder)
     return table

@@ -68,7 +68,7 @@ class TrainingComparison:
         device = results.device_name(self._device)
         settings = {
             "budget": budget.name,
-            "words": budget.description,
+            "description": budget.description,
             "seed": request.seed,
             "device": device,
         }

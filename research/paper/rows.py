@@ -1,7 +1,7 @@
 """The rows of the reproduction, as data: what the paper reports, how we train it, and how to do better.
 
 The paper fixes a MADE in every layer, Adam with learning rate 1e-3, the base at 0.9 / 0.1, evaluation by 1,000 samples and the
-best of three runs. Everything else in a recipe is our choice, made on validation data; `choices` lists it.
+best of three runs. Everything else in a recipe is our choice, made on validation data.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from research.paper.published import PAPER_TABLE
 from research.rows import ComputedRow, Recipe, TrainedRow, Variant
-from xorflow.training import CONDITIONERS, POSTERIORS, Options
 
 NOTHING: dict[str, float | None] = {"nll": None, "greedy": None}
 Family = Literal["straight-through", "full posterior", "special case", "maximum likelihood"]
@@ -197,36 +196,3 @@ REFERENCES: tuple[Reference, ...] = (
     Reference("floor", "floor of the base", "what no flow on this base can be below: every pixel at 0"),
 )
 """What the rows are to be measured by."""
-
-_POSTERIORS = {
-    "mlp": "a posterior that sees all pixels",
-    "made": "a posterior that sees the pixels up to each",
-    "linear": "a posterior that corrects the generator's logits by a linear map of the pixels",
-}
-
-
-def choices(options: Options) -> str:
-    """What the paper leaves open and a recipe decides, as text."""
-    sizes = CONDITIONERS.read(options.conditioner)["hidden"]
-    widths = ", ".join(f"{width:,}" for width in sizes)
-    hidden = "one hidden layer" if len(sizes) == 1 else f"{len(sizes)} hidden layers"
-    settings = [
-        f"each MADE with {hidden} of {widths} units",
-        f"batches of {options.batch_size}",
-        f"{options.epochs} epochs",
-        "learning rate falling to 0 along a cosine"
-        if options.schedule == "cosine"
-        else "constant learning rate",
-        "output biases initialised at the pixels' frequencies"
-        if options.init != "random"
-        else "random initialisation",
-    ]
-    if options.layers is not None and options.layers > 1:
-        settings.append(f"{options.order} orderings")
-    if options.posterior != "none":
-        settings.append(_POSTERIORS[POSTERIORS.read(options.posterior)["name"]])
-    if options.weight_decay:
-        settings.append(f"weights decayed by {options.weight_decay:g} in the gradient")
-    if options.average:
-        settings.append(f"weights averaged with decay {options.average}")
-    return ", ".join(settings) + f"; estimator {options.estimator}"

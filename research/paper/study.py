@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from research.experiment import Experiment
-from research.paper.rows import NOTHING, REFERENCES, ROWS, Reference, Row, choices
+from research.paper.rows import NOTHING, REFERENCES, ROWS, Reference, Row
 from research.paper.score import compute, score
 from research.paper.table import write_paper
 from research.rows import VARIANTS
@@ -16,14 +16,13 @@ def _planned(row: Row | Reference) -> dict[str, Any]:
     """All that a table must know about a row."""
     about = {"id": row.id, "title": row.title}
     if isinstance(row, Reference):
-        return about | {"words": row.description, "family": "reference", "paper": NOTHING}
+        return about | {"description": row.description, "family": "reference", "paper": NOTHING}
     return about | {
         "family": row.family,
         "depth": row.depth,
         "flow": row.flow,
         "metric": row.metric,
         "paper": row.paper,
-        "choices": {variant: choices(row.options(variant)) for variant in row.recipes},
         "improvement": row.improvement or None,
         "attempts": list(row.attempts),
     }

@@ -34,7 +34,7 @@ def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
             return None
         none = dict.fromkeys(("improved", "improvement", "config", "epochs")) | {"seeds": [], "seconds": 0.0}
         ours = dict.fromkeys(_FIGURES) | run["evaluation"] | {"exact": run["evaluation"]["nll"]}
-        return shared | {"ours": ours} | none | {"words": planned["words"]}
+        return shared | {"ours": ours} | none | {"description": planned["description"]}
     figures = {variant: _variant(results, name, variant) for variant in VARIANTS}
     if not any(figures.values()):
         return None
@@ -48,7 +48,7 @@ def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
             "config": {variant: run["config"] for variant, run in chosen.items() if run is not None},
             "epochs": next(of_variant["epochs"] for of_variant in figures.values() if of_variant),
             "seconds": round(sum(map(share_of_seconds, runs)), 1),
-            **{key: planned[key] for key in ("depth", "metric", "choices", "improvement", "attempts")},
+            **{key: planned[key] for key in ("depth", "metric", "improvement", "attempts")},
         }
     )
 
@@ -103,7 +103,7 @@ def _validations(run: dict[str, Any] | None) -> list[list[Any]]:
 def markdown(table: dict[str, Any]) -> str:
     """What `table.md` holds: the table, the spread over seeds, and the layers, in Markdown."""
     tables = (main_table, spread_table, layer_table, posterior_table)
-    return "\n\n".join([table["words"], *(text for make in tables if (text := make(table)))])
+    return "\n\n".join([table["description"], *(text for make in tables if (text := make(table)))])
 
 
 def main_table(table: dict[str, Any]) -> str:

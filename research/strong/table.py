@@ -69,7 +69,7 @@ def _finals(results: Results, name: str) -> list[dict[str, Any]]:
 
 def strong_markdown(table: dict[str, Any]) -> str:
     """What `table.md` holds."""
-    return f"{table['words']}\n\n{strong_tables(table)}"
+    return f"{table['description']}\n\n{strong_tables(table)}"
 
 
 def strong_tables(table: dict[str, Any]) -> str:

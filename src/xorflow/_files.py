@@ -86,8 +86,8 @@ def is_left_over(name: str) -> bool:
 
 
 def remove_half_written(folder: Path) -> None:
-    """Remove what killed processes left half written in a folder that this process holds."""
-    for path in folder.iterdir():
+    """Remove what killed processes left half written in a folder of a run that this process holds."""
+    for path in (*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")):
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)
 
@@ -191,7 +191,8 @@ class Lock:
 
 def _acquire(path: Path) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        # a link, in a folder from elsewhere, would have another file overwritten
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
             if not _lock(descriptor):
                 raise CheckpointError(

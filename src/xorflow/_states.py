@@ -19,6 +19,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from xorflow.errors import ModelError
 
@@ -156,19 +157,26 @@ class Layout(nn.Module):
 
     def logits(self, packed: Tensor) -> list[Tensor]:
         """By group: (..., n) for bits, and otherwise (..., n, K)."""
-        parts = [packed] if self.place is None else [packed[..., g.logits] for g in self.alphabet.groups]
+        by_group = [packed] if self.place is None else [packed[..., g.logits] for g in self.alphabet.groups]
         return [
             part if group.binary else part.unflatten(-1, (len(group.features), group.size))
-            for group, part in zip(self.alphabet.groups, parts, strict=True)
+            for group, part in zip(self.alphabet.groups, by_group, strict=True)
         ]
 
-    def packed(self, parts: Sequence[Tensor]) -> Tensor:
+    def packed(self, by_group: Sequence[Tensor]) -> Tensor:
         """The inverse of `logits`."""
         flat = [
             part if group.binary else part.flatten(-2)
-            for group, part in zip(self.alphabet.groups, parts, strict=True)
+            for group, part in zip(self.alphabet.groups, by_group, strict=True)
         ]
         return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
+
+    def corners(self, integers: Tensor, dtype: torch.dtype) -> Tensor:
+        """Integers (..., D) as the corners of relaxed states that they stand for, (..., `flat`)."""
+        parts = zip(self.alphabet.groups, self.split(integers), strict=True)
+        return self.packed(
+            [v.to(dtype) if g.binary else one_hot(v.long(), g.size).to(dtype) for g, v in parts]
+        )
 
     def split(self, by_feature: Tensor) -> list[Tensor]:
         """Numbers of features (..., D), by group (..., n)."""
@@ -176,14 +184,16 @@ class Layout(nn.Module):
             return [by_feature]
         return list(by_feature.index_select(-1, self.visited).split(self.counts, -1))
 
-    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+    def joined(self, by_group: Sequence[Tensor]) -> Tensor:
         """The inverse of `split`."""
-        return parts[0] if self.place is None else torch.cat(list(parts), -1).index_select(-1, self.place)
+        return (
+            by_group[0] if self.place is None else torch.cat(list(by_group), -1).index_select(-1, self.place)
+        )
 
     def summed(self, packed: Tensor) -> Tensor:
         """The sum of each feature's numbers, (..., D)."""
-        parts = zip(self.alphabet.groups, self.logits(packed), strict=True)
-        return self.joined([part if group.binary else part.sum(-1) for group, part in parts])
+        by_group = zip(self.alphabet.groups, self.logits(packed), strict=True)
+        return self.joined([part if group.binary else part.sum(-1) for group, part in by_group])
 
     def spread(self, by_feature: Tensor) -> Tensor:
         """Numbers of features, for each of their logits, (..., flat)."""

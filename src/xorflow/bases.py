@@ -37,7 +37,7 @@ class FactorisedBase(nn.Module):
     82.603
     """
 
-    starts: Tensor  # where each feature's probabilities begin among all, (D,)
+    offsets: Tensor  # where each feature's probabilities begin among all, (D,)
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class FactorisedBase(nn.Module):
         else:
             rows = self._checked(probabilities)
         visited, sizes = self.layout.visited, torch.tensor(self.states.sizes)[self.layout.visited]
-        starts = torch.empty_like(visited).scatter_(0, visited, sizes.cumsum(0) - sizes)
-        self.register_buffer("starts", starts, persistent=False)
+        offsets = torch.empty_like(visited).scatter_(0, visited, sizes.cumsum(0) - sizes)
+        self.register_buffer("offsets", offsets, persistent=False)
         start = self._start_at(rows).to(torch.get_default_dtype())
         self.logits = nn.Parameter(start, requires_grad=learned)
 
@@ -108,11 +108,11 @@ class FactorisedBase(nn.Module):
         if self.tied:
             zero = torch.stack([row[0] for row in rows]).double()
             return (1 - zero).clamp_min(_LEAST).log() - zero.clamp_min(_LEAST).log()
-        parts = []
+        by_group = []
         for group in self.states.groups:
             logs = torch.stack([rows[d] for d in group.features]).clamp_min(_LEAST).log()
-            parts.append(logs[:, 1] - logs[:, 0] if group.binary else logs)
-        return self.layout.packed(parts)
+            by_group.append(logs[:, 1] - logs[:, 0] if group.binary else logs)
+        return self.layout.packed(by_group)
 
     @torch.no_grad()
     def set_probabilities(self, rows: Sequence[Tensor], where: Tensor | None = None) -> None:
@@ -124,8 +124,10 @@ class FactorisedBase(nn.Module):
 
     def log_table(self) -> list[Tensor]:
         """log p_d(k), by group (n, K)."""
-        parts = self.layout.split(self.logits) if self.tied else self.layout.logits(self.logits)
-        return [self._log_probs(g.size, part) for g, part in zip(self.states.groups, parts, strict=True)]
+        by_group = self.layout.split(self.logits) if self.tied else self.layout.logits(self.logits)
+        return [
+            self._log_probs(g.size, logits) for g, logits in zip(self.states.groups, by_group, strict=True)
+        ]
 
     def log_probs_of(self, feature: int) -> Tensor:
         """log p_d(k) of one feature, (K_d,)."""
@@ -156,19 +158,19 @@ class FactorisedBase(nn.Module):
         """log p_d of several states of each feature, (..., n, U) by the groups of an alphabet; int64."""
         values = torch.cat([table.flatten() for table in self.log_table()])
         places = [
-            of_group + self.starts[list(group.features)][:, None]
+            of_group + self.offsets[list(group.features)][:, None]
             for group, of_group in zip(alphabet.groups, states, strict=True)
         ]
         return [values.index_select(0, place.flatten()).view_as(place) for place in places]
 
     def sample(self, uniforms: Tensor) -> Tensor:
         """Integers y (..., D) by inverting the distribution function at `uniforms` (..., D)."""
-        parts = []
+        states = []
         for table, uniform in zip(self.log_table(), self.layout.split(uniforms), strict=True):
             # the last one is what remains
             below = table.detach().exp().cumsum(-1)[:, :-1].to(uniforms.dtype)  # (n, K - 1)
-            parts.append((uniform.unsqueeze(-1) > below).sum(-1))
-        return self.states.integers(self.layout.joined(parts))
+            states.append((uniform.unsqueeze(-1) > below).sum(-1))
+        return self.states.integers(self.layout.joined(states))
 
     @torch.no_grad()
     def floor(self) -> Tensor:

@@ -66,8 +66,10 @@ class Transform(nn.Module, ABC):
         return {"categories": list(self.states.sizes)}
 
     def __repr__(self) -> str:
-        own = {name: value for name, value in self.config().items() if name not in ("categories", "features")}
-        return as_call(self, own, str(self.states))
+        settings = {
+            name: value for name, value in self.config().items() if name not in ("categories", "features")
+        }
+        return as_call(self, settings, str(self.states))
 
     def to_base(self, x: Tensor, u: Tensor, features: Tensor | None = None) -> Tensor:
         """Integers y (..., D) from integers x and u (..., D), of all features or of some (b,); in the type of states."""

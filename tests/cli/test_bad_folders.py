@@ -43,17 +43,17 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "not JSON": (lambda run: truncate(run / "config.json"), "the run's configuration is damaged"),
     "newer": (
         lambda run: edit(run, version=6, model=None),
-        "has version 6, this xorflow reads version 5; a newer",
+        "has version 6, and this xorflow reads",
     ),
     "older": (
         lambda run: edit(run, version=3, hidden=[16]),
-        "an earlier xorflow wrote it, which wrote options or models otherwise",
+        "and this xorflow reads",
     ),
     "oldest": (
         lambda run: edit(run, version=1, model=None),
-        "an earlier xorflow wrote it, which wrote options or models otherwise",
+        "and this xorflow reads",
     ),
-    "no version": (lambda run: edit(run, version=None), "xorflow did not write it"),
+    "no version": (lambda run: edit(run, version=None), "has version None, and this xorflow reads"),
     "no model": (lambda run: edit(run, model=None), "lacks 'model'"),
     "a key of the future": (lambda run: edit(run, magic=True), "there is no option 'magic'"),
     "strange model": (lambda run: edit(run, model={"layers": 1}), "is not one that this version can build"),

@@ -66,11 +66,11 @@ def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
         ("--device meta", "device 'meta' is not there"),
         ("--set precision=16-mixed", "precision is one of auto, 32-true, tf32, bf16-mixed, 64-true; got"),
         ("--set test=500", "lower validation= and test="),
-        ("--set validation=3.5", "whole numbers of rows; got 3.5"),
+        ("--set validation=3.5", "a number of rows, got 3.5"),
         ("--data digits", "data is 'mnist' or a .npy, .npz or .csv file; got 'digits'"),
         ("--data none.csv", "none.csv"),
         ("--seed 99999999999999999999", "seed is below 1,099,511,627,776"),
-        ("--config none.toml", "--config names a file that is not there"),
+        ("--config none.toml", "--config none.toml cannot be read: No such file"),
         ("--config none.json", "the configuration is missing"),
         ("--resume", "there is no folder"),
     ],
@@ -90,7 +90,7 @@ def test_resume_needs_a_folder(xorflow: Command) -> None:
         ("a.toml", "epoch = 3", "there is no option 'epoch'"),
         ("b.toml", 'epochs = "3"', "epochs is a whole number; got '3'"),
         ("c.toml", "epochs = = 3", "no readable TOML"),
-        ("d.json", '{"version": 6}', "a newer xorflow wrote it"),
+        ("d.json", '{"version": 6}', "has version 6, and this xorflow reads"),
         ("e.json", '{"version": 5, "epochs": []}', "epochs is a whole number; got []"),
         ("f.json", "nothing", "no readable JSON"),
     ],
@@ -109,16 +109,13 @@ def test_labels_are_of_mnist_only(xorflow: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("sample RUN --count 0", "--count is at least 1; got 0"),
-        ("sample RUN --seed -1", "--seed is at least 0"),
-        (
-            "sample RUN --flow backwards",
-            "--flow is one of latent, deterministic, refitted; got 'backwards'",
-        ),
+        ("sample RUN --count 0", "Invalid value for '--count'"),
+        ("sample RUN --seed -1", "Invalid value for '--seed'"),
+        ("sample RUN --flow backwards", "'backwards' is not one of 'latent', 'deterministic', 'refitted'"),
         ("sample RUN --out x.txt", "--out is a .npy or .csv file for this run; got 'x.txt'"),
         ("sample RUN --out x.png", "got 'x.png'"),
         ("sample RUN --device cuda:63", "is not there"),
-        ("evaluate RUN --samples 0", "--samples is at least 1; got 0"),
+        ("evaluate RUN --samples 0", "Invalid value for '--samples'"),
         (
             "evaluate RUN --memory lots",
             "--memory is a number of bytes, such as 500MB or 2GB; got 'lots'",
@@ -128,9 +125,9 @@ def test_labels_are_of_mnist_only(xorflow: Command, tmp_path: Path) -> None:
         ("evaluate RUN --device nonsense", "got 'nonsense'"),
         ("evaluate", "Missing argument 'RUN'"),
         ("score RUN", "Missing option '--data'"),
-        ("score RUN --data DATA --samples 0", "--samples is at least 1; got 0"),
+        ("score RUN --data DATA --samples 0", "Invalid value for '--samples'"),
         ("score RUN --data DATA --out x.txt", "--out is a .csv or .npy file for this run; got 'x.txt'"),
-        ("score RUN --data DATA --flow up", "--flow is one of latent, deterministic"),
+        ("score RUN --data DATA --flow up", "'up' is not one of 'latent', 'deterministic'"),
         ("score RUN --data none.csv", "none.csv"),
         ("dance", "No such command 'dance'"),
     ],
@@ -171,3 +168,13 @@ def test_a_message_is_shown_as_it_is(xorflow: Command, tmp_path: Path) -> None:
     """Square brackets in a name are no markup."""
     name = tmp_path / "[bold]x[/nothing].npy"
     assert str(name) in xorflow("train", "--data", name, "--out", tmp_path / "run").refused()
+
+
+def test_what_is_set_for_several_runs_is_judged_beside_their_options(
+    xorflow: Command, rows: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.toml").write_text('conditioner = "recurrent:width=8"', encoding="utf-8")
+    given = ("--config", tmp_path / "a.toml", "--data", rows, "--seeds", "0,1", "--set", "skip=0.1")
+    assert (
+        "--jobs is at least 1" in xorflow("train", *given, "--jobs", "0", "--out", tmp_path / "run").refused()
+    )

@@ -11,7 +11,7 @@ from rich.console import Console
 from command_line import SMALL, Command, finish, start
 from tiny_runs import read, rows_file
 from xorflow import __version__
-from xorflow.cli.display import TrainingDisplay, run_figures, show_summary
+from xorflow.cli.train import TrainingDisplay, run_figures, show_summary
 from xorflow.training import OPTIONS, Progress
 
 COMMANDS = (
@@ -107,8 +107,10 @@ def test_the_summary_has_each_figure_on_a_line_and_says_what_it_is(result: dict,
     show_summary(Console(file=text, width=columns), Path("runs/demo"), result, Path("runs/demo/samples.png"))
     lines, words = text.getvalue().splitlines(), " ".join(text.getvalue().split())
     assert max(map(len, lines)) <= columns
-    for figure in run_figures(result, "test", paper_nll=190.1):
-        assert any(line.startswith(figure.name) and figure.value in line for line in lines)
+    for figure in run_figures(result, "test"):
+        assert any(
+            line.startswith(figure.name) and f"{figure.value} {figure.stderr}" in line for line in lines
+        )
         assert f"- {figure.meaning}" in words
     assert "runs/demo/samples.png" in text.getvalue()
     assert "190.10" in text.getvalue()

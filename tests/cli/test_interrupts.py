@@ -9,7 +9,7 @@ from subprocess import Popen
 import pytest
 
 from command_line import Command, finish, start
-from tiny_runs import DEEP, assert_same_run, rows_file, tiny_options, train_run
+from tiny_runs import DEEP, assert_same_run, read, rows_file, tiny_options, train_run
 
 KILLS = 5
 
@@ -74,3 +74,42 @@ def test_killed_at_random_moments(whole: Path, tmp_path: Path, xorflow: Command)
         "config.json", "weights.index.json", "weights.safetensors", "metrics.jsonl", "result.json", "samples.npy"
     }  # fmt: skip
     assert xorflow("evaluate", run).code == 0
+
+
+def test_a_second_process_on_the_folder_of_a_run_harms_nothing(
+    whole: Path, tmp_path: Path, xorflow: Command
+) -> None:
+    """It is told who is there; readers need no lock; the first saves and goes on to the same weights."""
+    run = tmp_path / "run"
+    process = begin(whole, run)
+    wait_for_checkpoint(process, run)
+    said = xorflow("train", "--out", run, "--resume").refused()
+    assert f"one process at a time writes into a run's folder, and process {process.pid} has {run}" in said
+    assert "is not finished" in xorflow("evaluate", run).refused()
+    process.send_signal(signal.SIGINT)
+    assert finish(process).code == 130
+    assert xorflow("train", "--out", run, "--resume", "--set", "checkpoint_seconds=1000").code == 0
+    assert_same_run(run, whole)
+
+
+def test_a_second_process_on_the_folder_of_several_runs_harms_nothing(
+    whole: Path, tmp_path: Path, xorflow: Command
+) -> None:
+    out, config = tmp_path / "out", tmp_path / "table.toml"
+    config.write_text('[[runs]]\nname = "only"\n', encoding="utf-8")
+    data = read(whole / "config.json")
+    given = {name: data[name] for name in ("data", "layers", "order", "average", "estimator", "conditioner")}
+    settings = [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
+    command = (
+        "train", "--config", config, *settings, "--epochs", "4000", "--device", "cpu", "--set",
+        "checkpoint_seconds=0", "--seeds", "0,1", "--jobs", "2", "--out", out,
+    )  # fmt: skip
+    process = start(*command)
+    wait_for_checkpoint(process, out / "only/seed-0")
+    said = xorflow(*command, "--resume").refused()
+    assert f"process {process.pid} has {out}" in said
+    one = xorflow("train", "--out", out / "only/seed-0", "--resume").refused()
+    assert "one process at a time" in one
+    process.send_signal(signal.SIGINT)
+    assert finish(process).code == 130
+    assert [row["error"] for row in read(out / "summary.json")["runs"]] == ["interrupted"] * 2

@@ -247,12 +247,12 @@ def test_the_bar_shows_runs_done_time_left_and_the_last_outcome(tmp_path: Path, 
     text = io.StringIO()
     console = Console(file=text, width=columns, force_terminal=True, color_system=None)
     with Display(console, tmp_path, made) as display:
-        display.on_outcome(outcome(made[0], 1234.567), 1, 12)
+        display.on_outcome(outcome(made[0], 1234.567))
         made[1].out.mkdir(parents=True)
         (made[1].out / "metrics.jsonl").write_text("{}\n{}\n", encoding="utf-8")
         assert display.runs_done() == 1.5
         display.refresh()
-        display.on_outcome(outcome(made[2], None), 2, 12)
+        display.on_outcome(outcome(made[2], None))
         display.refresh()
         display.on_stop()
         display.refresh()

@@ -3,8 +3,20 @@
 import pytest
 import torch
 
-from xorflow import MADE, MLP, CausalTransformer, Coupling, ModelError, Recurrent
+from enumeration import all_states
+from xorflow import (
+    MADE,
+    MLP,
+    CausalTransformer,
+    Coupling,
+    FactorisedBase,
+    LatentFlow,
+    Layer,
+    ModelError,
+    Recurrent,
+)
 from xorflow.conditioners import Conditioner, Diagonal
+from xorflow.training.registry import flow_from_spec, flow_to_spec
 
 NETWORKS = [
     MADE(6, (4,), order="random:2", categories=(2, 3, 2, 4, 2, 2), choices=2, direct=True, context=1),
@@ -54,3 +66,51 @@ def test_arguments_of_ones_own_are_attributes_of_their_names() -> None:
     with pytest.raises(ModelError, match="no plain value of 'start'; keep it as an attribute of that name"):
         Level(3, keep=False).config()
     assert repr(Level(3, keep=False)) == "Level(3)"
+
+
+class Fitted(Conditioner):
+    """Logits by what the feature before is, as they were fitted: there is nothing to train, and nowhere to begin."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.register_buffer("table", torch.arange(2.0 * features).reshape(2, features).sin())
+
+    def forward(self, inputs, context=None):
+        before = torch.nn.functional.pad(inputs["state"][..., :-1], (1, 0))
+        table = self.get_buffer("table")
+        return torch.where(before == 1, table[1], table[0])
+
+
+class Weighed(Conditioner):
+    """The logits of several conditioners of one ordering, added up."""
+
+    def __init__(self, features: int, members: list[Conditioner]) -> None:
+        super().__init__(features)
+        self.members = torch.nn.ModuleList(members)
+
+    def forward(self, inputs, context=None):
+        return sum(member(inputs, context) for member in self.members)
+
+
+@pytest.mark.parametrize("make", [Fitted, lambda d: Weighed(d, [Fitted(d), MADE(d, (5,))])])
+def test_what_is_fitted_gives_its_logits_and_nothing_else(make) -> None:
+    torch.manual_seed(0)
+    flow = LatentFlow([Layer(make(4))], FactorisedBase(4)).double()
+    x = all_states((2,) * 4)
+    log_prob = flow().log_prob(x)
+    torch.testing.assert_close(log_prob.exp().sum(), torch.ones((), dtype=torch.float64))
+    steps, total = flow.conditionals().steps(len(x)), torch.zeros(len(x), dtype=torch.float64)
+    for d in range(4):
+        total += steps.log_probs()[torch.arange(len(x)), x[:, d]]
+        steps.append(x[:, d])
+    torch.testing.assert_close(total, log_prob)
+    assert flow().sample((7,)).shape == (7, 4)
+
+
+def test_a_conditioner_of_conditioners_is_built_again_from_its_configuration() -> None:
+    torch.manual_seed(0)
+    flow = LatentFlow([Layer(Weighed(4, [Fitted(4), MADE(4, (5,))]))], FactorisedBase(4))
+    again = flow_from_spec(flow_to_spec(flow), {"Fitted": Fitted, "Weighed": Weighed})
+    again.load_state_dict(flow.state_dict())
+    x = all_states((2,) * 4)
+    torch.testing.assert_close(again().log_prob(x), flow().log_prob(x))

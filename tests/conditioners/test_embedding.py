@@ -84,7 +84,7 @@ SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 
 @given(SIZES, SIZES, st.integers(0, 2))
 def test_a_reader_and_its_table_are_a_layer_of_one_hot_states(one, other, context):
-    """Bits as numbers, in the order of sources and features; every category in a row of its own; then the context."""
+    """The context, then bits as numbers, in the order of sources and features; every category in a row of its own."""
     alphabets = [Alphabet(one), Alphabet(other)]
     reader = Reader(alphabets, context)
     states = [
@@ -92,22 +92,23 @@ def test_a_reader_and_its_table_are_a_layer_of_one_hot_states(one, other, contex
     ]
     given_context = numbers(6, context).detach() if context else None
     reading = reader(states, given_context, torch.float64)
-    bits = [states[n][:, d].double() for n, d in reader.dense_features]
+    values, bits = torch.cat(states, -1), torch.tensor(one + other) == 2
     assert reading.dense.shape == (6, reader.dense)
-    for column, expected in zip(reading.dense.T, bits, strict=False):
-        assert torch.equal(column, expected)
+    assert torch.equal(reading.dense[:, context:], values[:, bits].double())
     if given_context is not None:
-        assert torch.equal(reading.dense[:, -context:], given_context)
+        assert torch.equal(reading.dense[:, :context], given_context)
     assert (reading.rows is None) == (reader.rows == 0)
     if reading.rows is None:
         return
-    owners, counts = reader.row_features, one_hot(reading.rows, reader.rows).sum(-2)
-    seen: dict[tuple[int, int], int] = {}
-    for row, (n, d) in enumerate(owners):
-        category = seen[n, d] = seen.get((n, d), -1) + 1
-        assert torch.equal(counts[:, row], (states[n][:, d] == category).long())
-    table = Table(reader, 3).double()
-    torch.testing.assert_close(table(reading), counts.double() @ table.weight, rtol=0, atol=1e-14)
+    owners = reader.alphabet.logit_features[int(bits.sum()) :].tolist()
+    counts = one_hot(reading.rows, reader.rows).sum(-2)
+    seen: dict[int, int] = {}
+    for row, d in enumerate(owners):
+        category = seen[d] = seen.get(d, -1) + 1
+        assert torch.equal(counts[:, row], (values[:, d] == category).long())
+    table = Table(torch.ones(reader.rows, 3)).double()
+    torch.nn.init.normal_(table.weight)
+    torch.testing.assert_close(table(reading.rows), counts.double() @ table.weight, rtol=0, atol=1e-14)
 
 
 def test_a_network_reads_categories_at_a_cost_that_does_not_grow_with_them():
@@ -124,7 +125,7 @@ def test_fresh_layers_have_the_spread_of_all_that_they_read(network):
     torch.manual_seed(0)
     sees = {"sees": ("state",)} if network is MLP else {}
     net = network(100, (4000,), categories=[2, *[3] * 99], **sees)
-    first, table = net.net.layers[0], net.net.table
+    first, table = net.net.layers[0], net.net.layers[0].table
     for weights in (first.weight, first.bias, table.weight):
         largest = float(weights.detach().abs().max())
         assert 0.99 * 298**-0.5 < largest <= 298**-0.5

@@ -14,7 +14,7 @@ from xorflow.estimators import MaximumLikelihood
 
 
 def masked_layers(module: nn.Module) -> list[MaskedLinear | Table]:
-    return [m for m in module.modules() if isinstance(m, (MaskedLinear, Table))]
+    return [m for m in module.modules() if isinstance(m, MaskedLinear | Table) and m.mask is not None]
 
 
 def assert_masked(module: nn.Module) -> None:

@@ -142,7 +142,7 @@ def test_steps_whose_number_is_on_the_device_give_the_same(order, skipped, rotar
         assert decoder is not None
         y, uniforms = (t[:, list(net.order)] for t in (flow.base.sample(noise.base), noise.layers[:, 0]))
         assert decoder.decode(y, uniforms) is None
-        monkeypatch.setattr("xorflow._cuda.devices.STEPPED_ON", ("cpu",))
+        monkeypatch.setattr("xorflow._devices.STEPPED_ON", ("cpu",))
         found = decoder.decode(y, uniforms)
     assert found is not None
     assert found.dtype == y.dtype
@@ -155,7 +155,7 @@ def test_steps_whose_number_is_on_the_device_give_the_same(order, skipped, rotar
 
 @pytest.mark.parametrize(("kind", "categories"), [("recurrent", 2), ("transformer", 3)])
 def test_what_has_no_such_step_walks_as_ever(kind, categories, monkeypatch):
-    monkeypatch.setattr("xorflow._cuda.devices.STEPPED_ON", ("cpu",))
+    monkeypatch.setattr("xorflow._devices.STEPPED_ON", ("cpu",))
     net = sequence(kind, 6, categories=categories)
     flow = zoo.flow(zoo.Layer(net)).double()
     noise = draw_noise(flow, 4)
@@ -308,7 +308,7 @@ def test_bfloat16_is_near(rotary):
 def refused(kind: str) -> list[tuple[dict, str]]:
     shared: list[tuple[dict, str]] = [
         ({"width": 0}, "width is at least 1, and got 0"),
-        ({"depth": 0}, "at least one (block|layer), and got depth=0"),
+        ({"depth": 0}, "depth is at least 1, and got 0"),
         ({"reach": -1}, "reach is at least 0, and got -1"),
         ({"dropout": 1.0}, "below 1, and got 1.0"),
         ({"shape": (2, 2)}, r"shape of 6 features, and got shape=\(2, 2\)"),

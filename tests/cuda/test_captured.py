@@ -10,7 +10,8 @@ from torch import Tensor
 
 from standin import Graph, Order, record_launches
 from tiny_runs import make_steps
-from xorflow._cuda import devices, proof, steps
+from xorflow import _devices as devices
+from xorflow._cuda import proof, steps
 from xorflow._cuda.steps import CapturedSteps
 from xorflow.data import Dataset, Split
 from xorflow.estimators import Loss, MaximumLikelihood

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from xorflow import MADE, FactorisedBase, LatentFlow, Layer
-from xorflow._cuda import devices, kernels
+from xorflow import _devices as devices
+from xorflow._cuda import kernels
 from xorflow._cuda.steps import FusedAdam
 from xorflow._math import philox_uniforms
 from xorflow._states import Alphabet, Layout

@@ -9,10 +9,10 @@ import torch
 import xorflow as xf
 from tiny_runs import call, make_steps
 from xorflow._cuda.steps import CapturedSteps, FusedAdam
+from xorflow._devices import dropout_generator
 from xorflow.flows.layer import by_passes
 from xorflow.training import Options, Trainer, init_from_data
 from xorflow.training.build import build_data, build_estimator, build_flow
-from xorflow.training.devices import dropout_generator
 
 CUDA = torch.device("cuda", 0)
 SMALL = {"batch_size": 40, "validation": 54_000, "device": "cuda"}

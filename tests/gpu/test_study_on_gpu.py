@@ -7,8 +7,7 @@ from research.estimators import cost as study_cost
 from research.estimators.measure import Bench
 from xorflow.data import mnist
 from xorflow.training import Options
-from xorflow.training.build import build_flow
-from xorflow.training.init import init_from_data
+from xorflow.training.build import build_flow, init_from_data
 
 ESTIMATORS = [
     "straight-through", "special-case", "special-case:baseline=greedy", "leave-one-out:samples=4,sum_last=true",

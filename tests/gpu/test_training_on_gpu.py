@@ -11,9 +11,9 @@ from xorflow._cuda.steps import CapturedSteps
 from xorflow.errors import TrainingError
 from xorflow.estimators import Loss, MaximumLikelihood
 from xorflow.flows import LatentFlow
-from xorflow.training import Interrupted, Job, Options, Trainer, muon, run_jobs
+from xorflow.training import Interrupted, Job, Options, Trainer, optimiser, run_jobs
 from xorflow.training.build import build_data, build_estimator, build_flow
-from xorflow.training.storage import load_tensors
+from xorflow.training.checkpoint import load_tensors
 
 SMALL = {
     "conditioner": "made:hidden=64",
@@ -59,8 +59,8 @@ def _trainer(**options: object) -> Trainer:
 @pytest.mark.parametrize("kind", KINDS)
 def test_captured_steps_are_the_plain_ones(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # rounded, the least difference becomes a large one wherever a gradient is almost nothing
-    exact = muon.orthogonal
-    monkeypatch.setattr(muon, "orthogonal", lambda matrices: exact(matrices.double()).to(matrices.dtype))
+    exact = optimiser.orthogonal
+    monkeypatch.setattr(optimiser, "orthogonal", lambda matrices: exact(matrices.double()).to(matrices.dtype))
     weights = []
     for is_captured in (False, True):
         trainer = _trainer(**KINDS[kind])

@@ -107,7 +107,7 @@ def a_file_instead(folder: Path) -> None:
 
 WORK = [
     (text("config.json", '{"ver'), "config.json is no readable JSON"),
-    (text("config.json", '{"version": 99}'), "config.json has version 99, this xorflow reads version 5"),
+    (text("config.json", '{"version": 99}'), "config.json has version 99, and this xorflow reads"),
     (edit_config(estimator=3), "config.json: estimator is a text; got 3"),
     (edit_config(model={}), "config.json: the model in this configuration is not one that this version can build"),
     (edit_config(data_format={"shape": 3}), "config.json is damaged: its shape is 3, and its model has 64 features"),

@@ -45,7 +45,7 @@ def coupling(depth: int, bound: float, estimator: str = "full-posterior") -> dic
 def table(*rows: dict[str, Any], paired: dict[str, Any] | None = None) -> dict[str, Any]:
     return {
         "paired": paired,
-        "version": 1, "budget": "full", "words": "Full.", "rows": list(rows), "missing": ["x"], "independent": 205.8,
+        "version": 1, "budget": "full", "description": "Full.", "rows": list(rows), "missing": ["x"], "independent": 205.8,
         "paper": [{"depth": 1, "nll": 222.1}, {"depth": 2, "nll": 211.2}],
     }  # fmt: skip
 

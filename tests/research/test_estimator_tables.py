@@ -29,7 +29,7 @@ PLAN = {
     "version": 1,
     "settings": {
         "budget": "full",
-        "words": "Full study.",
+        "description": "Full study.",
         "draws": 400,
         "batch": 64,
         "seed": 0,
@@ -37,8 +37,8 @@ PLAN = {
     },
     "references": {"generator": PAPER, "posterior": ["full-posterior"]},
     "models": {
-        "depth-1": {"title": "depth 1", "words": "trained so"},
-        "depth-2": {"title": "depth 2", "words": "too"},
+        "depth-1": {"title": "depth 1", "estimator": "special-case", "epochs": 20},
+        "depth-2": {"title": "depth 2", "estimator": "disarm", "epochs": 10},
     },
     "refused": [{"model": "depth-2", "estimator": "analytic", "reason": "needs one layer"}],
 }

@@ -40,7 +40,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_estimator_is_measured_with_its_oracle_said(smoke: Path) -> None:
     table = read(smoke / "out/table.json")
     assert table["version"] == 1
-    assert table["words"].startswith("Smoke test")
+    assert table["description"].startswith("Smoke test")
     assert list(table["models"]) == [
         "depth-1", "depth-2", "posterior-1", "posterior-2", "small-2", "small-3"
     ]  # fmt: skip
@@ -149,7 +149,7 @@ def test_a_run_is_studied_into_its_own_folder(bits: Path, research: Command) -> 
     table = read(bits / "estimators/table.json")
     assert {row["estimator"] for row in table["rows"]} == {"maximum-likelihood", "leave-one-out:samples=2"}
     assert {(row["draws"], row["batch"]) for row in table["rows"]} == {(1, 4), (8, 4)}
-    assert table["words"].startswith("Study of the run in run.")
+    assert table["description"].startswith("Study of the run in run.")
     (seconds,) = table["seconds"].values()
     assert seconds >= 0
 

@@ -1,7 +1,7 @@
 """The paper's table, number by number."""
 
 from research.paper.published import PAPER_TABLE
-from xorflow.cli.display import PAPER_NLL
+from xorflow.cli.train import PAPER_NLL
 
 
 def test_the_numbers_are_the_papers() -> None:

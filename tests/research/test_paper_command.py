@@ -184,8 +184,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(research: Command, 
     assert re.fullmatch(r"stopped( and saved; continue|; continue from the last checkpoints) with", stopped)
     kept = files(out / "runs")
     assert 2 <= len(kept) < 24
-    assert shlex.split(again) == ["python", "-m", "research", "paper", "--rows", rows, "--seeds", "2", "--budget", "smoke",
-                                  "--device", "cpu", "--out", str(out), "--work", str(work)]  # fmt: skip
+    assert shlex.split(again) == ["python", "-m", "research", *map(str, given)]
     assert research(*shlex.split(again)[3:]).code == 0
     assert len(files(out / "runs")) == 24
     assert kept.items() <= files(out / "runs").items()
@@ -241,26 +240,24 @@ def planned(folder: Path) -> list[Planned]:
     return [Planned(f"row-{n}.ours.seed0.select", folder / str(n), 5.0 * (n + 1), 4) for n in range(4)]
 
 
-def test_bars_for_the_whole_and_for_what_is_under_way(tmp_path: Path) -> None:
+def test_one_bar_for_all_with_runs_under_way_in_part(tmp_path: Path) -> None:
     text = io.StringIO()
     console = Console(file=text, width=100, force_terminal=True, color_system=None)
     with Display(console, [*planned(tmp_path), Planned("a piece", tmp_path / "piece.json")]) as display:
         done = Outcome(Job(Options(), tmp_path / "0", "row-0.ours.select"), {}, None)
-        display.on_outcome(done, 1, 4)
+        display.on_outcome(done)
         (tmp_path / "1").mkdir()
-        records = [{"epoch": 1, "train_nll": 9.0}, {"epoch": 2, "train_nll": 8.0, "validation_nll": 7.125}]
-        lines = "".join(json.dumps(record) + "\n" for record in records)
+        lines = "".join(json.dumps({"epoch": epoch, "train_nll": 9.0}) + "\n" for epoch in (1, 2))
         (tmp_path / "1/metrics.jsonl").write_text(lines + '{"epo', encoding="utf-8")
-        display.refresh()
         display.on_done("a piece")
-        assert display._progress() == 5.0 + 10.0 * 2 / 5 + 1.0
-        display._bar.refresh()
+        assert display.cost_done() == 5.0 + 10.0 * 2 / 5 + 1.0
+        display.refresh()
+        assert display.tasks[0].completed == display.cost_done()
         display.on_stop()
-        display._bar.refresh()
+        display.refresh()
     frames = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue())
     assert "2 of 5" in frames
-    assert re.search(r"row-1\.ours\.seed0\.select .* left .* validation 7\.1", frames)
-    assert "row-2" not in frames
+    assert re.search(r"2 of 5 .* left .* a piece done", frames)
     assert "stopping and saving" in frames
     assert max(map(len, re.split(r"[\r\n]", frames))) <= 100
 
@@ -276,7 +273,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
         display.on_stop()
         assert text.getvalue() == ""
         for run in runs:
-            display.on_outcome(Outcome(Job(Options(), run.place, run.name), {}, None), 0, 0)
+            display.on_outcome(Outcome(Job(Options(), run.place, run.name), {}, None))
     lines = text.getvalue().splitlines()
     if seconds:
         assert lines == []

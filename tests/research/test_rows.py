@@ -4,10 +4,10 @@ import pytest
 
 from research.budgets import BUDGETS, find_budget
 from research.paper.published import PAPER_TABLE
-from research.paper.rows import REFERENCES, ROWS, choices
+from research.paper.rows import REFERENCES, ROWS
 from research.rows import VARIANTS, chosen
 from xorflow.errors import ConfigError
-from xorflow.training import Options, build_estimator
+from xorflow.training import build_estimator
 
 RECIPES = [(row, variant) for row in ROWS for variant in VARIANTS if variant in row.recipes]
 
@@ -52,18 +52,6 @@ def test_the_estimators_are_those_of_the_families() -> None:
         if row.family == "full posterior":
             assert settings["sum_last"] == (variant == "improved")
     assert [row.id for row in ROWS if "improved" not in row.recipes] == ["marginal"]
-
-
-def test_a_recipe_says_what_it_chose() -> None:
-    options = Options(
-        conditioner="made:hidden=512+256", epochs=7, batch_size=64, layers=2, order="alternating", average=0.9
-    )
-    words = choices(options.replace(posterior="mlp"))
-    for part in ("2 hidden layers of 512, 256 units", "7 epochs", "batches of 64", "alternating orderings",
-                 "a posterior that sees all pixels", "averaged with decay 0.9", "estimator maximum-likelihood"):  # fmt: skip
-        assert part in words
-    assert "orderings" not in choices(Options(layers=1))
-    assert "random initialisation" in choices(Options(init="random"))
 
 
 def test_rows_by_name() -> None:

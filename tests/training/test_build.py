@@ -26,8 +26,7 @@ from xorflow.training import (
     init_from_data,
     registry,
 )
-from xorflow.training.build import layer_orders
-from xorflow.training.init import category_frequencies
+from xorflow.training.build import category_frequencies, layer_orders
 from xorflow.training.registry import model_for
 
 
@@ -216,7 +215,7 @@ def test_files_are_split_as_told(tmp_path: Path) -> None:
         ({"data": "cifar"}, "data is 'mnist' or a .npy, .npz or .csv file; got 'cifar'"),
         ({"data": "none.npy"}, "none.npy"),
         ({"label": True}, "label has an effect only if data is mnist"),
-        ({"validation": 2.5}, "whole numbers of rows; got 2.5"),
+        ({"validation": 2.5}, "a number of rows, got 2.5"),
         ({"validation": 500}, "lower validation="),
         ({"data": "mnist", "validation": 0.5}, "whole number of training images"),
         ({"data": "mnist", "validation": 70_000}, "59999"),
@@ -338,7 +337,7 @@ def test_many_small_parts_are_as_bad(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"magic": 1}, "made: got an unexpected keyword argument 'magic'"),
         ({"name": "layer"}, "layer: missing a required argument"),
         ({"name": "diagonal"}, "diagonal: got an unexpected"),
-        ({"name": ["made"]}, "the name of a part is"),
+        ({"name": ["made"]}, "a part named ['made']"),
         ({"name": "cnn"}, "a part named 'cnn', which xorflow does not have; open it with xorflow.load"),
         ({"name": "reordered"}, "reordered: missing a required argument"),
     ],

@@ -9,7 +9,7 @@ import torch
 
 from tiny_runs import DEEP, StopAt, assert_same_run, continue_run, rows_file, tiny_options, train_run
 from xorflow.errors import CheckpointError
-from xorflow.training import Interrupted, Progress, storage
+from xorflow.training import Interrupted, Progress, checkpoint
 from xorflow.training.checkpoint import (
     Snapshot,
     load_snapshot,
@@ -37,8 +37,9 @@ def test_round_trip(tmp_path: Path) -> None:
     found = load_snapshot(tmp_path)
     assert found is not None
     assert found.progress == Progress(step=3, best_nll=1.5)
-    assert torch.equal(found.group("flow")["w"], torch.ones(3))
-    assert list(found.group("best")) == ["w"]
+    assert torch.equal(found.take("flow")["w"], torch.ones(3))
+    assert list(found.take("best")) == ["w"]
+    assert found.tensors == {}
 
 
 def test_only_the_latest_is_kept(tmp_path: Path) -> None:
@@ -107,12 +108,12 @@ def test_a_disk_that_fills_while_training_costs_nothing(
             raise OSError(errno.ENOSPC, "No space left on device")
         original(descriptor)
 
-    monkeypatch.setattr(storage.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
         CheckpointError, match=r"No space left on device; .*untouched.* continue with --resume"
     ):
         train_run(options, tmp_path / "run")
-    monkeypatch.setattr(storage.os, "fsync", original)
+    monkeypatch.setattr(os, "fsync", original)
     kept = load_snapshot(tmp_path / "run")
     assert kept is not None
     assert 0 < kept.progress.step < 10
@@ -120,15 +121,15 @@ def test_a_disk_that_fills_while_training_costs_nothing(
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_large_run_is_checkpointed_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "SHARD_BYTES", 600)
+def test_a_large_run_is_checkpointed_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "PART_BYTES", 600)
     options = tiny_options(rows_file(tmp_path / "rows.npy"), **DEEP)
     train_run(options, tmp_path / "whole")
     with pytest.raises(Interrupted):
         train_run(options, tmp_path / "run", StopAt({6}))
-    assert len(list((tmp_path / "run/checkpoints").rglob("state-*.safetensors"))) > 5
+    assert len(list((tmp_path / "run/checkpoints").rglob("state.safetensors.*"))) > 5
     continue_run(tmp_path / "run", {})
-    shards = sorted(path.name for path in (tmp_path / "whole").glob("weights-*.safetensors"))
-    assert shards
-    for name in shards:
+    parts = sorted(path.name for path in (tmp_path / "whole").glob("weights.safetensors.*"))
+    assert parts
+    for name in parts:
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -22,12 +22,12 @@ from tiny_runs import (
     train_run,
     weights_of,
 )
-from xorflow import LatentFlow, evaluate
+from xorflow import LatentFlow, evaluate, fit
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError
 from xorflow.estimators import MaximumLikelihood
 from xorflow.training import Interrupted, Options, Trainer, load, open_run
-from xorflow.training.metrics import read_metrics
+from xorflow.training.folder import read_metrics
 from xorflow.training.trainer import learning_rate
 
 
@@ -118,12 +118,11 @@ def test_patience_stops_after_so_many_validations_without_better_weights(tmp_pat
 
 
 def test_patience_without_validation_is_refused(tmp_path: Path) -> None:
-    options = tiny_options(rows_file(tmp_path / "rows.npy"), validation=0, patience=3)
-    with pytest.raises(
-        ConfigError, match="patience counts validations, and no data validate; got patience=3"
-    ):
-        train_run(options, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    data, words = rows_file(tmp_path / "rows.npy"), "if validation is not 0; got patience=3 with validation=0"
+    with pytest.raises(ConfigError, match=words):
+        tiny_options(data, validation=0, patience=3)
+    with pytest.raises(ConfigError, match=words):
+        fit(tiny_flow(), tiny_dataset(validation=False), patience=3, device="cpu")
 
 
 def _flow_weights(flow: LatentFlow) -> dict[str, Tensor]:

@@ -57,7 +57,7 @@ def test_it_names_step_epoch_and_gradient_and_keeps_the_checkpoint(tmp_path: Pat
     snapshot = load_snapshot(tmp_path / "run")
     assert snapshot is not None
     assert snapshot.progress.step == 6
-    assert all(bool(t.isfinite().all()) for t in snapshot.group("flow").values())
+    assert all(bool(t.isfinite().all()) for t in snapshot.take("flow").values())
     assert not (tmp_path / "run/weights.safetensors").exists()
 
 
@@ -91,7 +91,7 @@ def test_bad_weights_are_never_saved(tmp_path: Path) -> None:
     kept = load_snapshot(tmp_path / "run")
     assert kept is not None
     assert kept.progress.step == 3
-    assert all(bool(t.isfinite().all()) for t in kept.group("flow").values())
+    assert all(bool(t.isfinite().all()) for t in kept.take("flow").values())
 
 
 def test_a_validation_that_is_no_number_is_no_best(tmp_path: Path) -> None:

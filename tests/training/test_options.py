@@ -106,6 +106,12 @@ def test_a_value_outside_its_rule_is_refused_with_the_rule(name: str, value: obj
         ({"own": True, "conditioner": "coupling"}, "conditioner is not coupling (a coupling sees the running state alone)"),
         ({"variant": "chain", "conditioner": "coupling:mask=random"}, "variant=chain with conditioner=coupling:mask=random"),
         ({"order": "reversed", "mixture": "2"}, "leave order at natural, or choose mixture=none"),
+        ({"order": "reversed", "conditioner": "coupling"}, "is not coupling (a coupling has a mask and no ordering)"),
+        ({"mixture": "2", "conditioner": "coupling"}, "leave mixture at none, or choose another value of conditioner"),
+        ({"variant": "chain"}, "if layers is not 1 (the first layer is the same in both)"),
+        ({"compile": True}, "compile has an effect only if conditioner is transformer"),
+        ({"optimiser": "muon"}, "got optimiser=muon with conditioner=made: leave optimiser at adam, or choose"),
+        ({"patience": 3, "validation": 0}, "is not 0; got patience=3 with validation=0.0: leave patience at none"),
         ({"layers": 2, "mixture": "2"}, "a mixture is of flows of one layer"),
         ({"posterior": "mlp", "mixture": "2"}, "a mixture is of flows of one layer"),
     ],
@@ -194,7 +200,7 @@ def test_a_toml_file_sets_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("none.toml", None, "not there"),
+        ("none.toml", None, "cannot be read: No such file"),
         ("bad.toml", "epochs = ", "no readable TOML"),
         ("key.toml", "epoch = 3", "no option 'epoch'"),
         ("none.json", None, "missing"),
@@ -204,9 +210,9 @@ def test_a_toml_file_sets_options(tmp_path: Path) -> None:
         (
             "past.json",
             '{"version": 4, "epochs": 8}',
-            "an earlier xorflow wrote it, which wrote options or models otherwise",
+            "has version 4, and this xorflow reads",
         ),
-        ("new.json", '{"version": 99}', "newer xorflow"),
+        ("new.json", '{"version": 99}', "has version 99, and this xorflow reads"),
     ],
 )
 def test_a_bad_configuration_file_is_one_line(

@@ -1,10 +1,13 @@
 """An interrupted run goes on to the weights, bit for bit, of one that was not."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tiny_runs import (
     DEEP,
@@ -19,9 +22,10 @@ from tiny_runs import (
     weights_of,
 )
 from xorflow import LatentFlow
+from xorflow._files import write_json
 from xorflow.errors import CheckpointError, ConfigError
 from xorflow.training import Interrupted, Options, build_data, create_run, flow_to_spec, open_run
-from xorflow.training.checkpoint import load_snapshot
+from xorflow.training.checkpoint import load_snapshot, load_tensors, save_tensors
 from xorflow.training.run import untrained
 
 
@@ -190,7 +194,7 @@ def test_an_unfinished_run_is_not_opened(interrupted: Path) -> None:
     ("pointer", "words"),
     [
         ('{"version": 9}', "version 9"),
-        ('{"version": 2}', "the progress in .* is None"),
+        ('{"version": 3}', "its progress is None"),
         ("{", "no readable JSON"),
     ],
 )
@@ -201,9 +205,62 @@ def test_a_damaged_checkpoint_is_one_line(interrupted: Path, pointer: str, words
 
 
 def test_files_of_a_killed_writer_are_swept_up(interrupted: Path) -> None:
-    (interrupted / ".weights.safetensors.0a1b2c3d.tmp").write_bytes(b"half")
-    continue_run(interrupted, {})
-    assert not list(interrupted.glob(".*"))
+    half = ".weights.safetensors.0a1b2c3d.tmp"
+    for folder in (interrupted, interrupted / "checkpoints"):
+        (folder / half).write_bytes(b"half")
+    with pytest.raises(Interrupted):
+        continue_run(interrupted, {}, StopAt({8}))
+    assert not list(interrupted.rglob(".*"))
+
+
+def _no_moments(tensors: dict[str, Tensor]) -> None:
+    for name in [name for name in tensors if name.endswith("exp_avg_sq")]:
+        del tensors[name]
+
+
+def _no_generator(tensors: dict[str, Tensor]) -> None:
+    tensors["random.generator"].fill_(255)
+
+
+def _another_parameter(tensors: dict[str, Tensor]) -> None:
+    tensors["optimiser.99.step"] = torch.tensor(3.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_no_moments, r"the optimiser's tensors in the checkpoint .*exp_avg_sq is nothing"),
+        (_another_parameter, r"the optimiser's tensors in the checkpoint .*99\.step"),
+        (_no_generator, "is damaged: .* state"),
+    ],
+)
+def test_the_tensors_of_a_foreign_checkpoint_fit_or_are_refused(
+    interrupted: Path, change: Callable[[dict[str, Tensor]], None], words: str
+) -> None:
+    (folder,) = (interrupted / "checkpoints").glob("step-*")
+    tensors = load_tensors(folder, "state")
+    change(tensors)
+    save_tensors(folder, "state", tensors)
+    with pytest.raises(CheckpointError, match=words):
+        continue_run(interrupted, {})
+
+
+@pytest.mark.parametrize("changes", [{"step": 10**9}, {"epoch": 99}, {"step": 1005, "batch": 1000}], ids=str)
+def test_a_checkpoint_of_a_step_that_the_run_does_not_have_is_refused(
+    interrupted: Path, changes: dict[str, int]
+) -> None:
+    pointer = read(interrupted / "checkpoints/latest.json")
+    pointer["progress"] |= changes
+    write_json(interrupted / "checkpoints/latest.json", pointer)
+    with pytest.raises(CheckpointError, match="is not of this run, which has 15 steps: it was made at step"):
+        continue_run(interrupted, {})
+
+
+def test_a_pipe_in_the_place_of_metrics_is_refused_and_not_waited_for(interrupted: Path) -> None:
+    (interrupted / "metrics.jsonl").unlink()
+    os.mkfifo(interrupted / "metrics.jsonl")
+    with pytest.raises(CheckpointError, match=r"metrics cannot be read: .*: it is no plain file"):
+        continue_run(interrupted, {})
 
 
 def _frozen_first(seed: int) -> LatentFlow:

@@ -12,7 +12,7 @@ from xorflow.data import Dataset, Split
 from xorflow.errors import ConfigError, ModelError
 from xorflow.flows import LatentFlow
 from xorflow.training import Options
-from xorflow.training.init import category_frequencies
+from xorflow.training.build import category_frequencies
 from xorflow.training.run import initialised_flow
 
 SIZES = {"bits": (2,) * 4, "three": (3,) * 3, "mixed": (2, 4, 3)}

@@ -63,7 +63,9 @@ def small_transformer(**options: Any) -> LatentFlow:
 
 def test_muon_is_for_the_matrices_within_networks() -> None:
     flow = small_transformer()
-    optimiser = make_optimiser(flow, Options(optimiser="muon", weight_decay=0.1), CPU)
+    optimiser = make_optimiser(
+        flow, Options(optimiser="muon", conditioner="recurrent", weight_decay=0.1), CPU
+    )
     assert type(optimiser) is Muon
     every = [id(p) for g in optimiser.param_groups for p in g["params"]]
     assert len(every) == len(set(every)) == len(list(flow.parameters()))
@@ -80,14 +82,14 @@ def test_muon_is_for_the_matrices_within_networks() -> None:
         ]
         assert [len(found) for found in hidden_matrices(nn.ModuleList(cells)).values()] == [4]
         assert list(hidden_matrices(nn.ModuleList(cells))) == [gates]
-    plain = make_optimiser(tiny_flow(), Options(optimiser="muon"), CPU)
+    plain = make_optimiser(tiny_flow(), Options(optimiser="muon", conditioner="recurrent"), CPU)
     assert not any(g["parts"] for g in plain.param_groups)
 
 
 def test_muon_moves_matrices_by_orthogonal_ones_and_the_rest_as_adamw() -> None:
     """Against torch's own Muon, and against AdamW, over some steps of the same gradients."""
     ours, theirs = small_transformer(), small_transformer()
-    options = Options(optimiser="muon", weight_decay=0.1, lr=0.01)
+    options = Options(optimiser="muon", conditioner="transformer", weight_decay=0.1, lr=0.01)
     optimiser = make_optimiser(ours, options, CPU)
     named = dict(theirs.named_parameters())
     stacked = [name for name in named if "queries.weight" in name]  # which torch's would take as one matrix

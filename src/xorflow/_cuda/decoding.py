@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xorflow._cuda import devices
-from xorflow._cuda.devices import capturing
+from xorflow import _devices as devices
+from xorflow._devices import capturing
 
 
 @dataclass(frozen=True)

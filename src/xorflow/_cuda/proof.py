@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from xorflow._cuda.devices import stream_of_thread
 from xorflow._cuda.steps import STEPS_A_LAUNCH, CapturedSteps, Training, trained_tensors, undone
+from xorflow._devices import stream_of_thread
 
 LOSS_TOLERANCE = 1e-3
 """By how much the losses of both may differ, of the loss itself or of a nat, whichever is larger."""
@@ -110,9 +110,9 @@ def _difference(outcome: _Outcome, expected: _Outcome) -> str | None:
     after = f"after {expected.steps} step{'s' * (expected.steps > 1)}"
     if not abs(outcome.loss - expected.loss) <= LOSS_TOLERANCE * max(1.0, abs(expected.loss)):
         return f"{after} a loss of {outcome.loss:.6g} instead of {expected.loss:.6g}"
-    apart = _distance(outcome.weights, expected.weights)
-    if not apart <= WEIGHT_TOLERANCE * expected.moved + _ROUNDING * expected.size:
-        return f"{after} weights are {apart:.2g} apart that moved by {expected.moved:.2g}"
+    distance = _distance(outcome.weights, expected.weights)
+    if not distance <= WEIGHT_TOLERANCE * expected.moved + _ROUNDING * expected.size:
+        return f"{after} weights are {distance:.2g} apart that moved by {expected.moved:.2g}"
     return None
 
 

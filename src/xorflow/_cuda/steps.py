@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from xorflow._cuda import kernels
-from xorflow._cuda.devices import capturing, stream_of_thread
+from xorflow._devices import capturing, stream_of_thread
 
 _WARM_UP_STEPS = 3
 """Steps made before a capture, so that libraries and the optimiser have allocated all they will; undone."""
@@ -132,7 +132,7 @@ class CapturedSteps:
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
         work = self._work
         start = self._counters.clone()
-        with undone(work), _rates_kept(work.optimiser):
+        with undone(work):
             current = torch.cuda.current_stream(work.device)
             aside = self._branch  # single steps, which these are, do not use it themselves
             aside.wait_stream(current)
@@ -203,47 +203,20 @@ class FusedAdam(torch.optim.Optimizer):
         del closure
         due = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
         for p, group in due:
-            self._change(p, group)
+            state = self.state[p]
+            if not state:
+                state["step"] = torch.zeros((), device=p.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+            averages = (state["exp_avg"], state["exp_avg_sq"])
+            settings = {name: group[name] for name in ("betas", "eps", "weight_decay", "decoupled")}
+            kernels.adam(p, p.grad, averages, group["lr"], state["step"], seen=self._seen.get(p), **settings)
         torch._foreach_add_([self.state[p]["step"] for p, _ in due], 1)
-
-    def _change(self, p: Tensor, group: dict[str, Any]) -> None:
-        assert p.grad is not None
-        state = self._state_of(p)
-        kernels.adam(
-            p,
-            p.grad,
-            (state["exp_avg"], state["exp_avg_sq"]),
-            group["lr"],
-            state["step"],
-            betas=group["betas"],
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
-            decoupled=group["decoupled"],
-            seen=self._seen.get(p),
-        )
-
-    def _state_of(self, p: Tensor) -> dict[str, Tensor]:
-        state = self.state[p]
-        if not state:
-            state["step"] = torch.zeros((), device=p.device)
-            state["exp_avg"] = torch.zeros_like(p)
-            state["exp_avg_sq"] = torch.zeros_like(p)
-        return state
-
-
-@contextmanager
-def _rates_kept(optimiser: torch.optim.Optimizer) -> Iterator[None]:
-    rates = [group["lr"] for group in optimiser.param_groups]
-    try:
-        yield
-    finally:
-        for group, rate in zip(optimiser.param_groups, rates, strict=True):
-            group["lr"] = rate
 
 
 @contextmanager
 def undone(work: Training) -> Iterator[None]:
-    """Whatever steps happen inside leave no trace: tensors are restored in place, and the generators too."""
+    """Whatever steps happen inside leave no trace: tensors are restored in place, generators and learning rates too."""
+    rates = [group["lr"] for group in work.optimiser.param_groups]
     noise = [generator.get_state() for generator in work.generators]
     known = {id(t) for t in _mutable_tensors(work)}
     saved = [(t, t.detach().clone()) for t in _mutable_tensors(work)]
@@ -258,6 +231,8 @@ def undone(work: Training) -> Iterator[None]:
                     tensor.zero_()
         for generator, state in zip(work.generators, noise, strict=True):
             generator.set_state(state)
+        for group, rate in zip(work.optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def trained_tensors(work: Training) -> list[Tensor]:

@@ -16,14 +16,49 @@ from xorflow import __version__
 from xorflow.errors import UserError, in_one_line
 
 COMMANDS = {
-    "train": "Train a latent flow, by default on bundled MNIST.",
-    "recipes": "Named sets of options, and what to expect of them.",
-    "evaluate": "The likelihoods of a run on its test and validation data.",
-    "sample": "Draw new rows from a run.",
-    "score": "log p of every row of a file, in nats.",
-    "combine": "Mix several runs on the same data into one model.",
+    "train": (
+        "train",
+        "Train a latent flow, by default an exact one of bundled MNIST.",
+        "xorflow train --conditioner made:hidden=512+512 --epochs 3 --set warmup=100",
+        "xorflow train --seeds 0-2 --epochs 2 --out runs/spread",
+        "A NAME may have settings, NAME:KEY=VALUE,KEY=VALUE. All are in docs/options.md.",
+    ),
+    "recipes": (
+        "train",
+        "Named sets of options, and what to expect of them.",
+        "xorflow recipes",
+        "xorflow recipes --json",
+        "xorflow train --recipe transformer-pair --out runs/strong",
+    ),
+    "evaluate": (
+        "runs",
+        "The likelihoods of a run on its test and validation data.",
+        "xorflow evaluate runs/demo",
+        "xorflow evaluate runs/deep --samples 1000 --json",
+    ),
+    "sample": (
+        "sample",
+        "Draw new rows from a run.",
+        "xorflow sample runs/demo --count 64 --out digits.png",
+        "xorflow sample runs/people --count 1000 --out people.csv",
+        "xorflow sample runs/demo --flow refitted --out bijection.png",
+    ),
+    "score": (
+        "score",
+        "log p of every row of a file, in nats.",
+        "xorflow score runs/people --data new.csv --out scores.csv",
+        "xorflow score runs/demo --data images.npy --json",
+    ),
+    "combine": (
+        "runs",
+        "Mix several runs on the same data, such as seeds of one recipe, into one model.",
+        "xorflow train --seeds 0-1 --out runs/both",
+        "xorflow combine runs/both/seed-0 runs/both/seed-1 --out runs/mixture",
+        "xorflow sample runs/mixture --count 64 --out digits.png",
+    ),
 }
-"""Each is a module of this package with a function of that name, imported when the command is called: torch takes a second."""
+"""By name: the module of this package that has a function of that name, one sentence, and examples. Modules are imported when
+their command is called: torch takes a second."""
 
 _CLICK_EXCEPTION: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """What the parser raises: of the package click, or of the copy of it that newer versions of typer carry."""
@@ -44,7 +79,7 @@ class _Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         del ctx
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -52,8 +87,10 @@ class _Commands(TyperGroup):
 
 
 def _loaded(name: str) -> Any:
-    module, alone = import_module(f"xorflow.cli.{name}"), typer.Typer(**_SETTINGS)
-    alone.command(name, epilog=module.EXAMPLES)(getattr(module, name))
+    module, sentence, *examples = COMMANDS[name]
+    alone = typer.Typer(**_SETTINGS)
+    epilog = "\n\n".join(["[bold]Examples[/bold]", *examples])
+    alone.command(name, help=sentence, epilog=epilog)(getattr(import_module(f"xorflow.cli.{module}"), name))
     return typer.main.get_command(alone)
 
 

@@ -14,38 +14,33 @@ from torch import Tensor
 
 from xorflow import training
 from xorflow._files import write_bytes
-from xorflow.cli.arguments import AsJson, Device, Force, RunArgument, Which, check_out, chosen_flow
+from xorflow.cli.runs import (
+    NO_ROOM,
+    AsJson,
+    Device,
+    FlowOption,
+    Force,
+    RunArgument,
+    Which,
+    check_out,
+    chosen_flow,
+)
 from xorflow.data import write_rows
-from xorflow.errors import ConfigError
 from xorflow.flows import Flow, LatentFlow, Mixture
 from xorflow.training import Run, out_of_memory_as_error
-
-EXAMPLES = """
-[bold]Examples[/bold]
-
-xorflow sample runs/demo --count 64 --out digits.png
-
-xorflow sample runs/people --count 1000 --out people.csv
-
-xorflow sample runs/demo --flow refitted --out bijection.png
-"""
 
 
 def sample(
     run: RunArgument,
-    count: Annotated[int, typer.Option("--count", "-n", help="How many.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A .png (images), .npy or .csv file to write.")] = None,
-    flow: Which = "latent",
+    flow: FlowOption = Which.LATENT,
     device: Device = "auto",
     as_json: AsJson = False,
     force: Force = False,
 ) -> None:
     """Draw new rows from a run."""
-    if count < 1:
-        raise ConfigError(f"--count is at least 1; got {count}")
-    if not 0 <= seed < 2**63:
-        raise ConfigError(f"--seed is at least 0 and below 2^63; got {seed}")
     opened = training.open_run(run, device=device)
     if out is not None:
         suffixes = (".npy", ".csv", ".png") if _is_image(opened) else (".npy", ".csv")
@@ -53,12 +48,12 @@ def sample(
     chosen = chosen_flow(opened, flow)
     with out_of_memory_as_error("lower --count"):
         x = draw(chosen, count, seed)
+    if out is None and not as_json:
+        out = _free_name(opened)
     if out is not None:
         _write(out, x, opened)
     if as_json:
         typer.echo(json.dumps(x.tolist() if opened.codec is None else opened.codec.decode(x.numpy())))
-    elif out is None:
-        typer.echo(f"wrote {_write_new(x, opened)}")
     else:
         typer.echo(f"wrote {out}")
 
@@ -85,13 +80,11 @@ def write_samples(folder: Path, count: int, seed: int) -> Path:
     return path
 
 
-def _write_new(x: Tensor, opened: Run) -> Path:
-    """Samples in this folder, under a name that is free: nobody asked to replace a file."""
+def _free_name(opened: Run) -> Path:
+    """Of a file in this folder that is not there: nobody asked to replace one."""
     first = Path(_natural_name(opened))
     names = (first.with_stem(f"{first.stem}-{n}") if n > 1 else first for n in range(1, 10_000))
-    path = next(name for name in names if not name.exists())
-    _write(path, x, opened)
-    return path
+    return next(name for name in names if not name.exists())
 
 
 def _natural_name(opened: Run) -> str:
@@ -137,4 +130,4 @@ def save_image_grid(
     grid = np.kron(image_grid(images), np.ones((scale, scale)))
     buffer = io.BytesIO()
     imsave(buffer, grid, cmap="gray", vmin=0, vmax=1, format="png")
-    write_bytes(path, buffer.getvalue(), "choose a folder that can be written and has room")
+    write_bytes(path, buffer.getvalue(), NO_ROOM)

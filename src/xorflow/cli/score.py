@@ -15,16 +15,17 @@ from torch import Tensor
 from xorflow import evaluate as likelihoods
 from xorflow import training
 from xorflow._files import write_bytes
-from xorflow.cli.arguments import (
+from xorflow.cli.runs import (
+    NO_ROOM,
     AsJson,
     Device,
+    FlowOption,
     Force,
     Memory,
     RunArgument,
     Samples,
     Which,
     check_out,
-    check_samples,
     chosen_flow,
     parse_bytes,
 )
@@ -33,14 +34,6 @@ from xorflow.errors import ConfigError
 from xorflow.flows import LatentFlow
 from xorflow.training import out_of_memory_as_error
 
-EXAMPLES = """
-[bold]Examples[/bold]
-
-xorflow score runs/people --data new.csv --out scores.csv
-
-xorflow score runs/demo --data images.npy --json
-"""
-
 
 def score(
     run: RunArgument,
@@ -48,7 +41,7 @@ def score(
         Path, typer.Option(help="A .npy, .npz or .csv file with the run's columns.", show_default=False)
     ],
     out: Annotated[Path | None, typer.Option(help="A .csv or .npy file to write; printed otherwise.")] = None,
-    flow: Which = "latent",
+    flow: FlowOption = Which.LATENT,
     samples: Samples = 64,
     memory: Memory = None,
     device: Device = "auto",
@@ -56,7 +49,6 @@ def score(
     force: Force = False,
 ) -> None:
     """log p of every row of a file, in nats."""
-    check_samples(samples)
     most = parse_bytes(memory)
     opened = training.open_run(run, device=device)
     if out is not None:
@@ -93,4 +85,4 @@ def _write_scores(path: Path, values: Tensor) -> None:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([["log_prob"], *([repr(v)] for v in values.tolist())])
         buffer.write(text.getvalue().encode())
-    write_bytes(path, buffer.getvalue(), "choose a folder that can be written and has room")
+    write_bytes(path, buffer.getvalue(), NO_ROOM)

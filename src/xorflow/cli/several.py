@@ -180,7 +180,7 @@ def _checked_name(name: object, others: Mapping[str, Options]) -> str:
 # ---- what a person sees ----
 
 _SPEED_SECONDS = 900.0
-"""How far back the estimate of the time left looks: a run may be minutes between two epochs."""
+"""How far back the estimate of the time left goes: a run may be minutes between two epochs."""
 
 
 class Display(Progress):
@@ -214,11 +214,10 @@ class Display(Progress):
             self.update(self._task, completed=self.runs_done())
         return super().get_renderables()
 
-    def on_outcome(self, outcome: Outcome, done: int, total: int) -> None:
-        del total
+    def on_outcome(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
         label = outcome.job.out.relative_to(self._out).as_posix()
-        self.update(self._task, done=done, status=f"{_headline(outcome)} {label}")
+        self.update(self._task, done=len(self.outcomes), status=f"{_headline(outcome)} {label}")
 
     def on_stop(self) -> None:
         self.stopping = True

@@ -2,120 +2,114 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
+import json
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, Self
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 from xorflow import training
 from xorflow.cli import several
-from xorflow.cli.display import TrainingDisplay, show_summary
+from xorflow.cli.runs import NOTHING_HELD_OUT
 from xorflow.cli.sample import write_samples
 from xorflow.errors import ConfigError
 from xorflow.training import OPTIONS, Interrupted, Observer, Options
-from xorflow.training.config import OF_A_MODEL, Option, read_texts
+from xorflow.training.config import Option, read_texts
 from xorflow.training.folder import holds_several
+from xorflow.training.recipes import RECIPES, Recipe
 
-EXAMPLES = """
-[bold]Examples[/bold]
+_option = functools.partial(typer.Option, show_default=False)
+"""Defaults are in the help; some versions of typer would add None."""
 
-xorflow train --conditioner made:hidden=512+512 --epochs 3 --set warmup=100
 
-xorflow train --seeds 0-2 --epochs 2 --out runs/spread
+def train(
+    *,
+    settings: Annotated[
+        list[str] | None,
+        _option("--set", metavar="TEXT", help="another option, KEY=VALUE; again for each"),
+    ] = None,
+    config: Annotated[
+        Path | None, _option(metavar="FILE", help="options from a .toml file, or a config.json")
+    ] = None,
+    out: Annotated[Path | None, _option(metavar="FILE", help="of the run, new or empty")] = None,
+    resume: Annotated[bool, _option("--resume", help="continue what is in --out")] = False,
+    seeds: Annotated[str | None, _option(metavar="TEXT", help="a run for each, as in 0,1,2 or 0-7")] = None,
+    jobs: Annotated[
+        int | None, _option(metavar="INT", help="of runs at once, each a process [dim]\\[1][/dim]")
+    ] = None,
+    **flags: str | None,
+) -> None:
+    """Train a latent flow, by default an exact one of bundled MNIST."""
+    texts = _texts(flags, settings or ())
+    given = read_texts(texts)
+    table = several.read_table(config) if config else None
+    options, model = training.read_config(config) if config and table is None else (Options(), None)
+    if seeds is not None or table is not None:
+        entries = {name: entry.replace(**given) for name, entry in (table or {"": options}).items()}
+        first = next(iter(entries.values()))
+        folder = _folder(out, resume, config.stem if config and table else Path(first.data).stem)
+        planned = several.plan(
+            folder, entries, several.parse_seeds(seeds, given), model=model if first.layers is None else None
+        )
+        again = _command(texts, {"--config": config, "--seeds": seeds, "--jobs": jobs, "--out": folder})
+        several.train(planned, folder, 1 if jobs is None else jobs, resume=resume, again=again)
+        return
+    if jobs not in (None, 1):
+        raise ConfigError(
+            f"--jobs is how many of several runs train at once, and this is one run; got {jobs}: "
+            "add --seeds, or [[runs]] to the .toml file of --config"
+        )
+    folder = _folder(out, resume, Path(given.get("data", options.data)).stem)
+    if resume:
+        kept = options.to_json() if config else {}
+        _train_one(folder, lambda display: _resumed(folder, kept | given, display))
+    else:
+        chosen = options.replace(**given)
+        _train_one(folder, lambda display: training.create_run(chosen, folder, display, model=model))
 
-A NAME may have settings, NAME:KEY=VALUE,KEY=VALUE. All are in docs/options.md.
-"""
 
 _FEW = 5
 """So many names fit on a line."""
-
-
-def _make_command() -> Callable[..., None]:
-    """The function that typer reads the flags off."""
-
-    def train(**given: Any) -> None:
-        """Train a latent flow, by default an exact one of bundled MNIST."""
-        _train(**given)
-
-    own = {
-        "settings": (list[str] | None, typer.Option("--set", metavar="TEXT", help="another option, KEY=VALUE; again for each")),
-        "config": (Path | None, typer.Option(metavar="FILE", help="options from a .toml file, or a config.json")),
-        "out": (Path | None, typer.Option(metavar="FILE", help="of the run, new or empty")),
-        "resume": (bool, typer.Option("--resume", help="continue what is in --out")),
-        "seeds": (str | None, typer.Option(metavar="TEXT", help="a run for each, as in 0,1,2 or 0-7")),
-        "jobs": (int | None, typer.Option(metavar="INT", help="of runs at once, each a process [dim]\\[1][/dim]")),
-    }  # fmt: skip
-    flags = {name: (str | None, _flag(option)) for name, option in OPTIONS.items() if option.flag}
-    parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=False if kind is bool else None,
-            annotation=Annotated[kind, option],
-        )
-        for name, (kind, option) in (flags | own).items()
-    ]
-    train.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-    train.__annotations__ = {p.name: p.annotation for p in parameters}
-    return train
 
 
 def _flag(option: Option) -> Any:
     """All are texts here: `read_texts` reads them, as it does what --set names."""
     names = [*(option.registry or ())]
     words = ", ".join(names) if 0 < len(names) <= _FEW else option.help.replace("`", "")
-    metavar = (
-        "NAME"
-        if names
-        else {int: "INT", int | None: "INT", float: "FLOAT", float | None: "FLOAT"}.get(option.type, "TEXT")
-    )
+    kinds = {int: "INT", int | None: "INT", float: "FLOAT", float | None: "FLOAT"}
     default = "" if option.default is None else f" [dim]\\[{option.default}][/dim]"
-    return typer.Option(metavar=metavar, help=words + default)
+    return _option(metavar="NAME" if names else kinds.get(option.type, "TEXT"), help=words + default)
 
 
-train = _make_command()
+def _declare_flags() -> None:
+    """Put a flag for each option that has one before the arguments that `train` names itself: typer reads its signature."""
+    own = inspect.signature(train, eval_str=True).parameters.values()
+    flags = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[str | None, _flag(option)],
+        )
+        for name, option in OPTIONS.items()
+        if option.flag
+    ]
+    parameters = [*flags, *(p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD)]
+    train.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    train.__annotations__ = {p.name: p.annotation for p in parameters}
 
 
-def _train(
-    *,
-    settings: Sequence[str] | None,
-    config: Path | None,
-    out: Path | None,
-    resume: bool,
-    seeds: str | None,
-    jobs: int | None,
-    **flags: str | None,
-) -> None:
-    texts = _texts(flags, settings or ())
-    given = read_texts(texts)
-    table = several.read_table(config) if config else None
-    options, model = training.read_config(config) if config and table is None else (Options(), None)
-    if seeds is None and table is None:
-        if jobs not in (None, 1):
-            raise ConfigError(
-                f"--jobs is how many of several runs train at once, and this is one run; got {jobs}: "
-                "add --seeds, or [[runs]] to the .toml file of --config"
-            )
-        folder = _folder(out, resume, Path(given.get("data", options.data)).stem)
-        if resume:
-            kept = options.to_json() if config else {}
-            _train_one(folder, lambda display: _resumed(folder, kept | given, display))
-        else:
-            chosen = _combined(options, given)
-            _train_one(folder, lambda display: training.create_run(chosen, folder, display, model=model))
-        return
-    Options().replace(**given)  # what is wrong with them is not the fault of any one run
-    entries = {name: _combined(entry, given) for name, entry in (table or {"": options}).items()}
-    first = next(iter(entries.values()))
-    folder = _folder(out, resume, config.stem if config and table else Path(first.data).stem)
-    model = model if first.layers is None else None
-    planned = several.plan(folder, entries, several.parse_seeds(seeds, given), model=model)
-    own = {"--config": config, "--seeds": seeds, "--jobs": jobs, "--out": folder}
-    several.train(planned, folder, 1 if jobs is None else jobs, resume=resume, again=_command(texts, own))
+_declare_flags()
 
 
 def _texts(flags: Mapping[str, str | None], settings: Sequence[str]) -> dict[str, str]:
@@ -155,13 +149,6 @@ def _resumed(folder: Path, given: dict[str, Any], display: Observer | None) -> t
     return training.resume_run(folder, given, display)
 
 
-def _combined(options: Options, given: dict[str, Any]) -> Options:
-    clash = [name for name in OF_A_MODEL if name in given]
-    if options.layers is None and clash:
-        raise ConfigError(f"--config holds a model that was built in Python: {clash[0]} does not apply to it")
-    return options.replace(**given)
-
-
 def _command(texts: Mapping[str, str], own: Mapping[str, Any]) -> str:
     """What to type to continue."""
     command = ["xorflow", "train"]
@@ -182,3 +169,177 @@ def _folder(out: Path | None, resume: bool, stem: str) -> Path:
             "--resume continues the run in --out: name its folder, as in --out runs/demo --resume"
         )
     return next(path for n in range(1, 10_000) if not (path := Path("runs") / f"{stem}-{n}").exists())
+
+
+# ---- recipes ----
+
+
+def recipes(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all options.")] = False,
+) -> None:
+    """Named sets of options: what each is for, and what to expect of it."""
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(recipe) for recipe in RECIPES.values()], indent=2))
+        return
+    console = Console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("recipe", "data"):
+        table.add_column(column, no_wrap=True)
+    for column in ("images", "minutes", "nats"):
+        table.add_column(column, no_wrap=True, justify="right")
+    table.add_column("what it is")
+    for recipe in RECIPES.values():
+        table.add_row(
+            recipe.label, recipe.data, *_expected(recipe), Text(f"{recipe.summary} For {recipe.machine}.")
+        )
+    console.print(table)
+    console.print(
+        "nats: the exact NLL of test images after training on so many images. By default 10,000 validate, and 50,000 are left; "
+        "validation=0 trains on all 60,000."
+    )
+
+
+def _expected(recipe: Recipe) -> tuple[str, str, str]:
+    minutes = "-" if recipe.minutes is None else f"{recipe.minutes:.1f}"
+    return f"{recipe.images:,}", minutes, "-" if recipe.nll is None else f"{recipe.nll:.2f}"
+
+
+# ---- what a person sees while a run trains ----
+
+_REFRESH_SECONDS = 0.2
+
+
+class TrainingDisplay:
+    """A progress bar with the time left and the latest likelihoods; within its block nothing where there is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+            disable=not console.is_terminal,
+            expand=True,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._shown = 0.0
+
+    def __enter__(self) -> Self | None:
+        self._bar.start()
+        return None if self._bar.disable else self
+
+    def __exit__(self, *details: object) -> None:
+        self._bar.stop()
+
+    def on_start(self, total_steps: int, progress: training.Progress) -> None:
+        self._task = self._bar.add_task("training", total=total_steps, completed=progress.step, status="")
+
+    def on_step(self, step: int) -> None:
+        now = time.monotonic()
+        if self._task is not None and now - self._shown > _REFRESH_SECONDS:
+            self._bar.update(self._task, completed=step)
+            self._shown = now
+
+    def on_epoch(self, record: dict[str, Any]) -> None:
+        if self._task is None:
+            return
+        status = f"train {record['train_nll']:.2f}"
+        if "validation_nll" in record:
+            status += f" validation {record['validation_nll']:.2f}"
+        description = f"epoch {record['epoch']}"
+        self._bar.update(self._task, completed=record["step"], description=description, status=status)
+
+
+def show_summary(console: Console, folder: Path, result: dict[str, Any], samples: Path) -> None:
+    """The end of a run: what was reached, beside what it is to be measured by, and what each number is."""
+    part = reported_part(result)
+    if part is None:
+        console.print(NOTHING_HELD_OUT)
+    else:
+        _show_figures(console, part, run_figures(result, part))
+    if "warning" in result:
+        line = Text.assemble(("warning: ", "bold yellow"), result["warning"])
+        console.print(line, "", sep="\n", soft_wrap=True, highlight=False)
+    epochs = f"{result['epochs']} epoch{'s' if result['epochs'] != 1 else ''}"
+    lines = (
+        f"{result['parameters']:,} weights, {epochs}, {result['seconds']:.1f} s on {result['device']}",
+        f"run      {folder}",
+        f"samples  {samples}",
+    )
+    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+
+
+def _show_figures(console: Console, part: str, figures: list[Figure]) -> None:
+    """The figures one below the other, and below them what each is, wrapped to the width of the console."""
+    console.print(f"Negative log-likelihood of the {part} data, in nats (lower is better)", style="bold")
+    table, sentences = Table.grid(padding=(0, 1)), Table.grid(padding=(0, 1))
+    table.add_column()
+    table.add_column(justify="right", no_wrap=True)
+    for figure in figures:
+        table.add_row(figure.name, figure.value, figure.stderr)
+        sentences.add_row("-", figure.meaning)
+    console.print(table, "", sentences, "", sep="\n")
+
+
+# ---- the figures of a finished run ----
+
+PAPER_NLL = 190.1
+"""The best figure of Hesselink and Aziz (2020), in nats on binarised MNIST."""
+
+
+class Figure(NamedTuple):
+    """A negative log-likelihood in nats: what to call it, its text, that of its standard error, and what it is."""
+
+    name: str
+    value: str
+    stderr: str
+    meaning: str
+
+
+def reported_part(result: dict[str, Any]) -> str | None:
+    """The held-out part that a result is about: test data if there are any, otherwise validation data."""
+    return next((part for part in ("test", "validation") if part in result), None)
+
+
+def run_figures(result: dict[str, Any], part: str) -> list[Figure]:
+    """The likelihoods of a `result.json` on `test` or `validation`, beside what they are to be measured by."""
+    likelihoods, data = result[part], result["data"]
+    features = "pixels" if len(data.get("shape") or ()) == 2 else "features"
+    latent = "The latent flow draws its transformation from a distribution; "
+    latent += (
+        "its likelihood is exact, with all of them summed out."
+        if likelihoods["kind"] == "exact"
+        else f"this is an upper bound, on average, from {likelihoods['samples']:,} samples a row."
+    )
+    paper = _figure(
+        "the paper's best",
+        PAPER_NLL,
+        "The paper's best is the lowest in the NLL column of Hesselink and Aziz (2020); it is an upper bound from samples, for "
+        "a flow on a fixed base.",
+    )
+    return [
+        _figure("this flow, latent", likelihoods["nll"], latent, likelihoods["stderr"]),
+        _figure(
+            "this flow, deterministic",
+            likelihoods["refit_nll"],
+            "The deterministic flow takes the most probable transformation every time; its likelihood is exact, on a base "
+            "refitted to the training data.",
+            likelihoods.get("refit_stderr"),
+        ),
+        _figure(
+            f"independent {features}",
+            result["independent_nll"],
+            f"Independent {features} have the frequencies of the training data and ignore each other; this is exact, and what "
+            "a flow must beat.",
+        ),
+        *([paper] if data["name"] == "mnist" else []),
+    ]
+
+
+def _figure(name: str, nll: float, meaning: str, stderr: float | None = None) -> Figure:
+    return Figure(name, f"{nll:.2f}", "" if stderr is None else f"± {stderr:.2f}", meaning)

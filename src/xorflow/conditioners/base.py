@@ -6,7 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from xorflow._repr import as_call
 from xorflow._states import Alphabet, per_feature
 from xorflow.conditioners.orderings import Order, resolve_order
 from xorflow.errors import DataError, ModelError
+
+Sizes = int | Sequence[int]
+"""One number for all features, or one for each."""
 
 
 class Source(StrEnum):
@@ -35,32 +38,37 @@ class Dependence(StrEnum):
     COUPLED = "coupled"  # those of a mask; d is transformed only where it is outside of the mask
 
 
-class Incremental(Protocol):
-    """A conditioner evaluated block by block of its ordering; see `IncrementalMADE` and `IncrementalSequence`.
+class Incremental(ABC):
+    """A conditioner evaluated block by block of its ordering, for a batch.
 
     For each block `logits` is called at trial values, one or more times, and then `update` at the final ones. The last
     trial's values are final too, but perhaps for the block's last feature, on which none of the block's logits depend.
     """
 
-    @property
-    def blocks(self) -> Sequence[slice]:
-        """Ranks that are taken together, in the order of the features."""
-        ...
+    blocks: Sequence[slice]
+    """Ranks that are taken together, in the order of the features."""
 
-    def logits(self, block: slice, x: Tensor) -> Tensor: ...
-    def update(self, block: slice, x: Tensor) -> None: ...
+    @abstractmethod
+    def logits(self, block: slice, x: Tensor) -> Tensor:
+        """The packed logits of the space of a block's features, at values x (B, b) of the block itself."""
+
+    @abstractmethod
+    def update(self, block: slice, x: Tensor) -> None:
+        """The block has these values."""
+
     def decode(self, y: Tensor, uniforms: Tensor) -> Tensor | None:
         """All blocks at once, for xor, in the arrangement of the ordering; None where there is no kernel for it."""
-        ...
+        del y, uniforms
+        return None
 
 
 class Conditioner(nn.Module, ABC):
     """What a layer's choice u depends on: from its declared inputs to the logits of u.
 
     A subclass calls this constructor, keeps its further arguments as attributes of their names (or gives `config`), and gives
-    `forward` and `start_at`. It gives `decoder` if it can be evaluated along its ordering, which spares sampling, and
-    conditionals step by step, a whole pass for each feature. How it learns is its own matter: one that is fitted, not trained
-    by gradients, keeps buffers instead of parameters.
+    `forward`; if it is trained by gradients, `start_at`. It gives `decoder` if it can be evaluated along its ordering, which
+    spares sampling, and conditionals step by step, a whole pass for each feature. How it learns is its own matter: one that is
+    fitted keeps buffers instead of parameters.
 
     Args:
         features: D.
@@ -81,8 +89,8 @@ class Conditioner(nn.Module, ABC):
         self,
         features: int,
         *,
-        categories: int | Sequence[int] = 2,
-        choices: int | Sequence[int] | None = None,
+        categories: Sizes = 2,
+        choices: Sizes | None = None,
         sees: Mapping[str, str] | None = None,
         order: Order | None = "natural",
         shape: Sequence[int] | None = None,
@@ -103,12 +111,14 @@ class Conditioner(nn.Module, ABC):
     @abstractmethod
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor: ...
 
-    @abstractmethod
     def start_at(self, logits: Tensor) -> None:
-        """Set the output biases, so that a network of small weights begins near these packed logits (flat,)."""
+        """Set the output biases, so that a network of small weights begins near these packed logits (flat,).
+
+        One that is fitted does not begin anywhere.
+        """
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments, as JSON, from which a checkpoint builds the conditioner again.
+        """The constructor's arguments, from which a checkpoint builds it again: as JSON, or conditioners themselves.
 
         Those of this class are known; others are attributes of their names.
         """
@@ -163,13 +173,10 @@ class Conditioner(nn.Module, ABC):
     ) -> tuple[list[Tensor], Tensor | None]:
         """What it sees by source, and the context, with one leading shape."""
         self._check_context(context)
-        states = [inputs[source] for source in self.sees]
-        leads = [state.shape[:-1] for state in states] + ([] if context is None else [context.shape[:-1]])
-        if len(leads) > 1:
-            lead = common_lead(*leads)
-            states = [state.expand(*lead, state.shape[-1]) for state in states]
-            context = None if context is None else context.expand(*lead, context.shape[-1])
-        return states, context
+        given = [inputs[source] for source in self.sees] + ([] if context is None else [context])
+        lead = common_lead(*(tensor.shape[:-1] for tensor in given))
+        given = [tensor.expand(*lead, tensor.shape[-1]) for tensor in given]
+        return given[: len(self.sees)], None if context is None else given[-1]
 
     def _check_context(self, context: Tensor | None) -> None:
         came = 0 if context is None else context.shape[-1]
@@ -184,11 +191,15 @@ _UNKNOWN = object()
 
 
 def _as_json(value: object) -> Any:
-    """A plain value, as JSON would give it back; `_UNKNOWN` of anything else."""
-    if isinstance(value, tuple | list):
+    """A plain value, as JSON would give it back, or a conditioner; `_UNKNOWN` of anything else."""
+    if isinstance(value, tuple | list | nn.ModuleList):
         entries = [_as_json(entry) for entry in value]
         return _UNKNOWN if _UNKNOWN in entries else entries
-    return value if value is None or isinstance(value, bool | int | float | str | dict) else _UNKNOWN
+    return (
+        value
+        if value is None or isinstance(value, bool | int | float | str | dict | Conditioner)
+        else _UNKNOWN
+    )
 
 
 def common_lead(*shapes: torch.Size) -> torch.Size:

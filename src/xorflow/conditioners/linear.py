@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, linear
 
-from xorflow._cuda import devices, kernels
+from xorflow import _devices as devices
+from xorflow._cuda import kernels
 from xorflow._math import Function
-from xorflow._states import Alphabet
+from xorflow._states import Alphabet, Layout
 
 _BLOCKS = 8
 """Into how many bands the rows of a staircase are cut; n bands leave (n + 1) / 2n of the products."""
@@ -111,14 +112,19 @@ class _MaskedProduct(Function):
         of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
         g = gradients[0].contiguous()  # a broadcast gradient would keep every product from the fast routines
         g = g if out is None else torch.ops.aten.threshold_backward(g, out, 0)
-        if torch.is_grad_enabled() or ctx.bands is None:  # plain operations, which have gradients themselves
-            g_x = g @ weight if of_x else None
-            g_weight = _masked(g.t() @ x, mask, seen) if of_weight else None
-        else:
+        plain = torch.is_grad_enabled()  # operations that have gradients themselves
+        kernel = not plain and devices.usable(g) and g.dtype == torch.float32
+        if not plain and ctx.bands is not None:
             g_x = torch.zeros_like(x) if of_x else None
             g_weight = torch.zeros_like(weight) if of_weight else None
             _add_by_bands(g, x, weight, mask, ctx.bands, g_x, g_weight)
-        return g_x, g_weight, _column_sums(g) if of_bias else None, None, None, None, None
+        else:
+            g_x, g_weight = g @ weight if of_x else None, g.t() @ x if of_weight else None
+            if g_weight is not None:
+                zeroed = kernels.zero_beyond(g_weight, seen) if kernel and seen is not None else None
+                g_weight = g_weight * mask if zeroed is None else zeroed
+        g_bias = (kernels.column_sums(g) if kernel else g.sum(-2)) if of_bias else None
+        return g_x, g_weight, g_bias, None, None, None, None
 
     @staticmethod
     def vmap(info, in_dims, *inputs: Any):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -144,21 +150,6 @@ def _add_by_bands(
             g_weight[rows, band.full : band.seen].mul_(mask[rows, band.full : band.seen])
 
 
-def _fast(g: Tensor) -> bool:
-    """Whether a kernel may take the place of plain operations, which have gradients themselves."""
-    return devices.usable(g) and g.dtype == torch.float32 and not torch.is_grad_enabled()
-
-
-def _column_sums(g: Tensor) -> Tensor:
-    return kernels.column_sums(g) if _fast(g) else g.sum(-2)
-
-
-def _masked(g_weight: Tensor, mask: Tensor, seen: Tensor | None) -> Tensor:
-    if seen is not None and _fast(g_weight):
-        return kernels.zero_beyond(g_weight, seen)
-    return g_weight * mask
-
-
 class Masked(nn.Module):
     """What has a weight that is zero, and stays zero, where `mask` is; None: nowhere.
 
@@ -169,6 +160,12 @@ class Masked(nn.Module):
 
     weight: Tensor
     mask: Tensor | None
+
+    def keep_to(self, mask: Tensor) -> None:
+        """Take a mask for the weight; one that forbids nothing is none."""
+        kept = None if mask.all() else mask.to(self.weight.dtype).contiguous()
+        self.register_buffer("mask", kept, persistent=False)
+        self.apply_mask()
 
     @torch.no_grad()
     def apply_mask(self) -> None:
@@ -189,27 +186,11 @@ class Masked(nn.Module):
         self.apply_mask()  # loaded weights may come from elsewhere; a leak would make every likelihood wrong
 
 
-class Linear(nn.Linear):
-    """A linear layer, followed by a ReLU if that is asked for; it may have no inputs, and is then its bias."""
-
-    def reset_parameters(self) -> None:
-        if self.in_features:
-            super().reset_parameters()
-        elif self.bias is not None:  # nothing but categories comes in, by a table of its own
-            nn.init.zeros_(self.bias)
-
-    def forward(self, input: Tensor, rectify: bool = False) -> Tensor:
-        out = linear(input, self.weight, self.bias)
-        return out.relu() if rectify else out
-
-
-class MaskedLinear(Masked, Linear):
+class MaskedLinear(Masked, nn.Linear):
     """A linear layer whose weight is zero, and stays zero, where `mask` is: the forward pass is a plain matrix product.
 
     On the CPU, where products cost what their operations cost, a large staircase mask is multiplied in bands.
     """
-
-    mask: Tensor  # pyright: ignore[reportIncompatibleVariableOverride]
 
     seen: Tensor | None
     """How many columns each row sees, (out_features,) int32, if these are always the first ones."""
@@ -218,10 +199,10 @@ class MaskedLinear(Masked, Linear):
 
     def __init__(self, mask: Tensor, *, bias: bool = True) -> None:
         super().__init__(mask.shape[1], mask.shape[0], bias=bias)
-        self.register_buffer("mask", mask.to(self.weight.dtype), persistent=False)
-        self.register_buffer("seen", prefix_lengths(mask), persistent=False)
-        self.bands = staircase_bands(self.seen) if bias and mask.numel() >= _WORTH_CUTTING else None
-        self.apply_mask()
+        self.keep_to(mask)
+        seen = None if self.mask is None else prefix_lengths(mask)
+        self.register_buffer("seen", seen, persistent=False)
+        self.bands = staircase_bands(seen) if bias and mask.numel() >= _WORTH_CUTTING else None
 
     def forward(self, input: Tensor, rectify: bool = False) -> Tensor:
         """The product; of that only what is positive, if it is to be rectified."""
@@ -237,7 +218,7 @@ class MaskedLinear(Masked, Linear):
     def _quicker(self, input: Tensor) -> bool:
         """On the CPU, where there are bands; on CUDA, where gradients are wanted: one launch less, and a quicker one."""
         kind = input.device.type
-        if self.bias is None or not self.in_features or torch.is_autocast_enabled(kind):
+        if self.mask is None or self.bias is None or not self.in_features or torch.is_autocast_enabled(kind):
             return False
         if devices.captures(input.device):
             return torch.is_grad_enabled()
@@ -252,79 +233,68 @@ class Reading:
     """What a network sees, ready for its first layer.
 
     Attributes:
-        dense: the bits of all sources, and the context, (..., I).
-        rows: for each category that is seen, its row in a table, (..., n), int64; `None` if there is none.
-        relaxed: points of simplices in the place of categories, with the rows of a table that they weigh.
+        dense: the context, and the bits of all sources, (..., I).
+        rows: for each category that is seen, its row in a table, (..., n) int64; or, of relaxed states, how much of every row,
+            (..., R) floats; `None` if all are bits.
     """
 
     dense: Tensor
     rows: Tensor | None
-    relaxed: tuple[tuple[Tensor, slice], ...] = ()
 
 
 class Reader(nn.Module):
-    """Takes the states of several sources, and a context, apart into bits and rows of a table.
+    """Takes a context, and the states of several sources, apart into numbers and rows of a table.
 
     Args:
         alphabets: of the sources, in their order.
         context: how many numbers it has.
 
     Attributes:
-        dense_features: for each of the bits, its source's number and its feature.
-        row_features: for each row of the table, its source's number and its feature.
-        arrange: in which order bits and context come; None for that of sources and features, the context last.
+        alphabet: of the features of all sources, one after the other: after the context its packed logits are the inputs,
+            which begin with the bits.
+        arrange: in which order context and bits come; None for this one.
     """
 
+    bits: Tensor
+    others: Tensor
+    first: Tensor
+    packed: Tensor
     arrange: Tensor | None
 
     def __init__(self, alphabets: Sequence[Alphabet], context: int = 0) -> None:
         super().__init__()
-        self.alphabets = tuple(alphabets)
-        self.dense_features: list[tuple[int, int]] = []
-        self.row_features: list[tuple[int, int]] = []
-        self.dense_slices: list[slice] = []  # by source
-        self.row_slices: list[slice] = []
-        for number, alphabet in enumerate(self.alphabets):
-            dense, rows, sizes = len(self.dense_features), len(self.row_features), alphabet.sizes
-            bits = [d for d, size in enumerate(sizes) if size == 2]
-            others = [d for d, size in enumerate(sizes) if size != 2]
-            self.dense_features += [(number, d) for d in bits]
-            self.row_features += [(number, d) for d in alphabet.logit_features.tolist() if sizes[d] != 2]
-            self.dense_slices.append(slice(dense, len(self.dense_features)))
-            self.row_slices.append(slice(rows, len(self.row_features)))
-            first = [alphabet.first_logits[d] - len(bits) + rows for d in others]
-            for name, index in (("bits", bits), ("others", others), ("first", first)):
-                self.register_buffer(
-                    f"{name}_{number}", torch.tensor(index, dtype=torch.int64), persistent=False
-                )
-        self.dense, self.rows = len(self.dense_features) + context, len(self.row_features)
+        self.layouts = nn.ModuleList(map(Layout, alphabets))
+        self.alphabet = Alphabet([size for alphabet in alphabets for size in alphabet.sizes])
+        sizes, owners = torch.tensor(self.alphabet.sizes), self.alphabet.logit_features
+        bits, others = (sizes == 2).nonzero().flatten(), (sizes != 2).nonzero().flatten()
+        self.context, self.dense, self.rows = context, context + len(bits), len(owners) - len(bits)
+        self.sources = list(torch.arange(len(sizes)).split([alphabet.features for alphabet in alphabets]))
+        packed = torch.cat([self.positions(number) for number in range(len(alphabets))]).argsort()
+        first = torch.tensor(self.alphabet.first_logits)[others] - len(bits)
+        for name, index in (("bits", bits), ("others", others), ("first", first), ("packed", packed)):
+            self.register_buffer(name, index, persistent=False)
         self.register_buffer("arrange", None, persistent=False)
+
+    def positions(self, source: int) -> Tensor:
+        """Where the packed logits of a source lie among those of all."""
+        return self.alphabet.positions(self.sources[source].tolist())
 
     def forward(self, states: Sequence[Tensor], context: Tensor | None, dtype: torch.dtype) -> Reading:
         """Integer states (..., D), or relaxed ones (..., flat), of one leading shape."""
-        dense: list[Tensor] = []
-        rows: list[Tensor] = []
-        relaxed: list[tuple[Tensor, slice]] = []
-        for number, (alphabet, state) in enumerate(zip(self.alphabets, states, strict=True)):
-            if state.is_floating_point():
-                bits = len(self.get_buffer(f"bits_{number}"))
-                dense.append(state[..., :bits])
-                if bits < alphabet.flat:
-                    relaxed.append((state[..., bits:], self.row_slices[number]))
-            elif alphabet.binary:
-                dense.append(state.to(dtype))
-            else:
-                dense.append(state.index_select(-1, self.get_buffer(f"bits_{number}")).to(dtype))
-                others = state.index_select(-1, self.get_buffer(f"others_{number}")).long()
-                rows.append(others + self.get_buffer(f"first_{number}"))
-        if context is not None:
-            dense.append(context.to(dtype))
-        together = dense[0] if len(dense) == 1 else torch.cat(dense, -1)
-        return Reading(
-            together if self.arrange is None else together.index_select(-1, self.arrange),
-            None if not rows else rows[0] if len(rows) == 1 else torch.cat(rows, -1),
-            tuple(relaxed),
-        )
+        relaxed = any(state.is_floating_point() for state in states)
+        if relaxed and not self.alphabet.binary:
+            states = [
+                state if state.is_floating_point() else layout.corners(state, dtype)  # pyright: ignore[reportCallIssue]
+                for state, layout in zip(states, self.layouts, strict=True)
+            ]
+        dense, rows = states[0] if len(states) == 1 else torch.cat(list(states), -1), None
+        if not self.alphabet.binary and relaxed:
+            dense, rows = dense.index_select(-1, self.packed).tensor_split([len(self.bits)], -1)
+        elif not self.alphabet.binary:
+            rows = dense.index_select(-1, self.others).long() + self.first
+            dense = dense.index_select(-1, self.bits)
+        dense = dense.to(dtype) if context is None else torch.cat([context.to(dtype), dense.to(dtype)], -1)
+        return Reading(dense if self.arrange is None else dense.index_select(-1, self.arrange), rows)
 
 
 class Table(Masked):
@@ -332,25 +302,64 @@ class Table(Masked):
     categories.
 
     Args:
-        reader: says which rows there are.
-        width: of the vectors.
-        mask: which entries (rows, width) may differ from zero; all by default.
+        mask: which entries (rows, width) may differ from zero.
     """
 
-    def __init__(self, reader: Reader, width: int, mask: Tensor | None = None) -> None:
+    def __init__(self, mask: Tensor) -> None:
         super().__init__()
-        self.bound = (reader.dense + reader.rows) ** -0.5  # that of a linear layer of so many inputs
-        self.weight = nn.Parameter(torch.empty(reader.rows, width).uniform_(-self.bound, self.bound))
-        self.register_buffer("mask", None if mask is None else mask.to(self.weight.dtype), persistent=False)
-        self.apply_mask()
+        self.weight = nn.Parameter(torch.empty(mask.shape))
+        self.keep_to(mask)
 
-    def forward(self, reading: Reading) -> Tensor:
-        """The sum of a row's vectors, (..., width)."""
+    def forward(self, rows: Tensor) -> Tensor:
+        """The sum of a row's vectors, (..., width); see `Reading`."""
         weight = self.masked_weight()
-        sums = [weights @ weight[rows] for weights, rows in reading.relaxed]
-        if reading.rows is not None:
-            sums.append(bag(reading.rows, weight))
-        return sum(sums[1:], start=sums[0])
+        return rows @ weight if rows.is_floating_point() else bag(rows, weight)
+
+
+class InputLayer(MaskedLinear):
+    """A masked linear layer of what a `Reader` reads: a product with what is dense, and a table for the rest.
+
+    Args:
+        mask: which weights (outputs, inputs) may differ from zero, the dense inputs first.
+        dense: how many of the inputs these are.
+        bias: whether it has one.
+    """
+
+    def __init__(self, mask: Tensor, dense: int, *, bias: bool = True) -> None:
+        super().__init__(mask[:, :dense], bias=bias)
+        self.table: Table | None = None
+
+    def reset_parameters(self) -> None:
+        if self.in_features:
+            super().reset_parameters()
+
+    @torch.no_grad()
+    def add_table(self, mask: Tensor) -> None:
+        """Take all inputs of a mask, those that are not dense by a table; fresh weights have the spread that so many need."""
+        if mask.shape[1] == self.in_features:
+            return
+        bound = mask.shape[1] ** -0.5
+        self.table = Table(mask[:, self.in_features :].T)
+        for weights in (self.table.weight, *super().parameters(recurse=False)):
+            weights.uniform_(-bound, bound)
+        self.apply_mask()
+        self.table.apply_mask()
+
+    def forward(self, reading: Reading, rectify: bool = False) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.table is None or reading.rows is None:
+            return super().forward(reading.dense, rectify)
+        out = super().forward(reading.dense) + self.table(reading.rows)
+        return out.relu_() if rectify else out
+
+    @torch.no_grad()
+    def set_weights(self, weights: Tensor) -> None:
+        """Of all inputs, (outputs, inputs), as far as the masks let them."""
+        dense, rows = weights.tensor_split([self.in_features], 1)
+        self.weight.copy_(dense)
+        self.apply_mask()
+        if self.table is not None:
+            self.table.weight.copy_(rows.T)
+            self.table.apply_mask()
 
 
 def bag(rows: Tensor, table: Tensor) -> Tensor:
@@ -390,14 +399,3 @@ class _Bag(Function):
         if in_dims[1] is None:
             return bag(rows.movedim(in_dims[0], 0), table), 0
         return _Bag.one_after_the_other(info, in_dims, rows, table), 0
-
-
-@torch.no_grad()
-def reset_beside(table: Table | None, layer: Linear | None) -> None:
-    """Fresh weights for the linear layer beside a table: of the spread that belongs to the inputs of both."""
-    if table is None or layer is None:  # one of them reads all there is
-        return
-    for parameter in layer.parameters():
-        parameter.uniform_(-table.bound, table.bound)
-    if isinstance(layer, Masked):
-        layer.apply_mask()

@@ -1,7 +1,8 @@
-"""Linear layers with ReLUs between them: the multi-layer perceptron of a posterior, and the bipartite coupling conditioner."""
+"""Perceptrons: that of a posterior, which sees all, the bipartite coupling, and what a MADE is made of."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,13 +10,130 @@ import torch
 from torch import Tensor, nn
 
 from xorflow._states import NEVER
-from xorflow.conditioners.base import Conditioner, Source
-from xorflow.conditioners.linear import Reader
-from xorflow.conditioners.made import Perceptron
+from xorflow.conditioners.base import Conditioner, Sizes, Source
+from xorflow.conditioners.linear import InputLayer, MaskedLinear, Reader
 from xorflow.conditioners.orderings import coupling_mask
+from xorflow.errors import ModelError
 
 
-class MLP(Conditioner):
+class Perceptron(nn.Module):
+    """Linear layers with ReLUs between them, the first of which reads states, and direct connections if they are asked for.
+
+    Inside, inputs and outputs are arranged by degree, so that with ascending degrees of hidden units every mask is a staircase.
+
+    Args:
+        reader: of the first layer, and of direct connections.
+        hidden: the widths of the hidden layers.
+        outputs: how many there are.
+        direct: add connections from what is read to the outputs.
+        degrees: of the inputs, of each hidden layer, and of the outputs: what has a degree sees what has that one or a lower
+            one, and the context. All see all by default.
+    """
+
+    places: Tensor  # of the outputs as they are arranged
+    rearrange: Tensor | None
+
+    def __init__(
+        self,
+        reader: Reader,
+        hidden: Sequence[int],
+        outputs: int,
+        *,
+        direct: bool = False,
+        degrees: Sequence[Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        if any(width < 1 for width in hidden):
+            raise ModelError(f"hidden widths are at least 1, and got {tuple(hidden)}")
+        whole = degrees is None
+        if degrees is None:
+            degrees = [torch.zeros(width) for width in (reader.dense + reader.rows, *hidden, outputs)]
+        inputs, *between, out = degrees
+        dense, arrange = inputs[: reader.dense].sort(stable=True)
+        out, places = out.sort(stable=True)
+        self.reader, reader.arrange = reader, _unless_identity(arrange)
+        self.register_buffer("places", places, persistent=False)
+        self.register_buffer("rearrange", _unless_identity(places.argsort()), persistent=False)
+        self.degrees = [dense, *between, out]
+        inputs = torch.cat([dense, inputs[reader.dense :]])
+        first, *masks = (
+            upper[:, None] >= lower for lower, upper in itertools.pairwise([inputs, *between, out])
+        )
+        self.layers = nn.ModuleList([InputLayer(first, reader.dense), *map(MaskedLinear, masks)])
+        self.entry.add_table(first)
+        across = out[:, None] >= inputs
+        self.skip = InputLayer(across, reader.dense, bias=False) if direct and hidden else None
+        if self.skip is not None:
+            self.skip.add_table(across)
+        # without a hidden unit of degree 0 the first outputs would not see the context
+        apart = reader.context and hidden and not whole
+        self.context_skip = nn.Linear(reader.context, outputs, bias=False) if apart else None
+
+    @property
+    def linear(self) -> list[MaskedLinear]:
+        """Its layers."""
+        return [layer for layer in self.layers if isinstance(layer, MaskedLinear)]
+
+    @property
+    def entry(self) -> InputLayer:
+        """The first layer."""
+        entry = self.layers[0]
+        assert isinstance(entry, InputLayer)
+        return entry
+
+    def forward(self, states: Sequence[Tensor], context: Tensor | None) -> Tensor:
+        first, *others = self.layers
+        dtype = self.entry.weight.dtype
+        reading = self.reader(states, context, dtype)
+        x = first(reading, rectify=bool(others))
+        for layer in others:
+            x = layer(x, rectify=layer is not others[-1])
+        x = x if self.skip is None else x + self.skip(reading)
+        x = x if self.rearrange is None else x.index_select(-1, self.rearrange)
+        if self.context_skip is not None and context is not None:
+            x = x + self.context_skip(context.to(dtype))
+        return x
+
+    @torch.no_grad()
+    def start_at(self, outputs: Tensor) -> None:
+        """Set the biases of the outputs."""
+        self.linear[-1].bias.copy_(outputs[self.places.to(outputs.device)])
+
+    @torch.no_grad()
+    def start_linear(self, source: int, slope: Tensor) -> None:
+        """Begin at a linear map of one source, (its `flat`, outputs), as far as there is a linear path."""
+        layer, reader = self.entry if len(self.layers) == 1 else self.skip, self.reader
+        if layer is None:
+            return
+        weights = torch.zeros(len(self.places), reader.dense + reader.rows).to(layer.weight)
+        weights[:, reader.context + reader.positions(source)] = slope.T[self.places].to(weights)
+        if reader.arrange is not None:
+            weights[:, : reader.dense] = weights[:, reader.arrange]
+        layer.set_weights(weights)
+
+
+def _unless_identity(index: Tensor) -> Tensor | None:
+    return None if bool((index == torch.arange(len(index))).all()) else index
+
+
+class FeedForward(Conditioner):
+    """A conditioner that is a perceptron."""
+
+    net: Perceptron
+
+    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
+        return self.net(*self.states_of(inputs, context))
+
+    def start_at(self, logits: Tensor) -> None:
+        self.net.start_at(logits)
+
+    def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
+        """Begin near a linear map of a source, (its `flat`, that of the choices), as far as there is a linear path."""
+        self.net.start_linear(list(self.sees).index(source), slope)
+        self.net.start_at(level)
+
+
+class MLP(FeedForward):
     """A perceptron that sees all of its inputs: for posteriors, which may see anything.
 
     Args:
@@ -33,8 +151,8 @@ class MLP(Conditioner):
         features: int,
         hidden: Sequence[int] = (1024,),
         *,
-        categories: int | Sequence[int] = 2,
-        choices: int | Sequence[int] | None = None,
+        categories: Sizes = 2,
+        choices: Sizes | None = None,
         sees: Sequence[str] = ("x",),
         direct: bool = False,
         context: int = 0,
@@ -54,18 +172,6 @@ class MLP(Conditioner):
     def config(self) -> dict[str, Any]:
         return super().config() | {"sees": [str(source) for source in self.sees]}
 
-    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
-        return self.net(*self.states_of(inputs, context))
-
-    @torch.no_grad()
-    def start_at(self, logits: Tensor) -> None:
-        self.net.bias.copy_(logits)
-
-    def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
-        """Begin near a linear map of a source, (its `flat`, that of the choices), as far as there is a linear path."""
-        self.net.start_linear(list(self.sees).index(source), slope)
-        self.start_at(level)
-
 
 class Diagonal(Conditioner):
     """A linear map of each feature's own value, for posteriors that correct the generator's logits by what a state says.
@@ -80,12 +186,18 @@ class Diagonal(Conditioner):
         context: the number of context features, which it does not read.
     """
 
+    inputs: Tensor
+    outputs: Tensor
+    first: Tensor
+    step: Tensor
+    owners: Tensor
+
     def __init__(
         self,
         features: int,
         *,
-        categories: int | Sequence[int] = 2,
-        choices: int | Sequence[int] | None = None,
+        categories: Sizes = 2,
+        choices: Sizes | None = None,
         sees: str = "state",
         context: int = 0,
     ) -> None:
@@ -99,20 +211,20 @@ class Diagonal(Conditioner):
         )
         (self._source,) = self.sees
         into, out = self.alphabet(self._source), self.choices
-        pairs: dict[tuple[int, int], list[int]] = {}  # features alike in both, which share an operation
-        for feature, sizes in enumerate(zip(into.sizes, out.sizes, strict=True)):
-            pairs.setdefault(sizes, []).append(feature)
-        self.slopes = nn.ParameterList()
-        self._pairs = list(pairs.values())
-        outputs = []
-        for number, alike in enumerate(self._pairs):
-            inputs = into.positions(alike).view(len(alike), -1)
-            outputs.append(out.positions(alike))
-            shape = (*inputs.shape, len(outputs[-1]) // len(alike))
-            self.slopes.append(nn.Parameter(0.01 * torch.randn(shape)))
-            self.register_buffer(f"features_{number}", torch.tensor(alike), persistent=False)
-            self.register_buffer(f"inputs_{number}", inputs, persistent=False)
-        self.register_buffer("place", torch.cat(outputs).argsort(), persistent=False)
+        # what each slope connects, feature by feature; of each logit the first slope, and how far the next category's is
+        inputs, outputs, count = [], [], 0
+        first, step = torch.zeros(2, out.flat, dtype=torch.int64)
+        for d in range(features):
+            rows, columns = into.positions([d]), out.positions([d])
+            first[columns] = count + torch.arange(len(columns))
+            step[columns] = 0 if into.sizes[d] == 2 else len(columns)  # a bit multiplies its only one
+            inputs.append(rows.repeat_interleave(len(columns)))
+            outputs.append(columns.repeat(len(rows)))
+            count += len(inputs[-1])
+        buffers = {"inputs": torch.cat(inputs), "outputs": torch.cat(outputs), "first": first, "step": step}
+        for name, index in (buffers | {"owners": out.logit_features}).items():
+            self.register_buffer(name, index, persistent=False)
+        self.slope = nn.Parameter(0.01 * torch.randn(count))
         self.level = nn.Parameter(torch.zeros(out.flat))
 
     def config(self) -> dict[str, Any]:
@@ -121,18 +233,14 @@ class Diagonal(Conditioner):
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
         self._check_context(context)
         state = inputs[self._source]
-        outputs = [self._of_pair(number, state, slope) for number, slope in enumerate(self.slopes)]
-        return torch.cat(outputs, -1).index_select(-1, self.get_buffer("place")) + self.level
-
-    def _of_pair(self, number: int, state: Tensor, slope: Tensor) -> Tensor:
-        """(..., n * out) of features that are alike."""
         if state.is_floating_point():
-            values = state[..., self.get_buffer(f"inputs_{number}")]  # (..., n, into)
-            return (values.unsqueeze(-1) * slope).sum(-2).flatten(-2)
-        values = state.index_select(-1, self.get_buffer(f"features_{number}"))
-        if self.alphabet(self._source).sizes[self._pairs[number][0]] == 2:
-            return (values.unsqueeze(-1).to(slope.dtype) * slope[:, 0]).flatten(-2)
-        return slope[torch.arange(len(slope), device=slope.device), values.long()].flatten(-2)
+            terms = state.index_select(-1, self.inputs) * self.slope
+            return self.level.expand(*terms.shape[:-1], -1).index_add(-1, self.outputs, terms)
+        values = state.index_select(-1, self.owners)
+        if self.alphabet(self._source).binary:
+            return values * self.slope[self.first] + self.level
+        slope = self.slope[self.first + values.long() * self.step]
+        return torch.where(self.step == 0, values * slope, slope) + self.level
 
     @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:
@@ -142,10 +250,7 @@ class Diagonal(Conditioner):
     def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
         """Begin at a linear map of the source, as far as each logit is of its own feature."""
         assert source is self._source
-        for number, (features, weights) in enumerate(zip(self._pairs, self.slopes, strict=True)):
-            rows = self.get_buffer(f"inputs_{number}")
-            columns = self.choices.positions(features).view(len(features), 1, -1)
-            weights.copy_(slope[rows[:, :, None], columns.to(rows.device)])
+        self.slope.copy_(slope[self.inputs, self.outputs])
         self.start_at(level)
 
 
@@ -178,8 +283,8 @@ class Coupling(Conditioner):
         mask: str | Sequence[bool] | Tensor = "halves",
         shape: Sequence[int] | None = None,
         flip: bool = False,
-        categories: int | Sequence[int] = 2,
-        choices: int | Sequence[int] | None = None,
+        categories: Sizes = 2,
+        choices: Sizes | None = None,
         context: int = 0,
     ) -> None:
         super().__init__(
@@ -210,6 +315,5 @@ class Coupling(Conditioner):
         identity = self.identity.to(out.dtype).expand(*out.shape[:-1], -1)
         return identity.index_copy(-1, self.moved_logits, out)
 
-    @torch.no_grad()
     def start_at(self, logits: Tensor) -> None:
-        self.net.bias.copy_(logits[self.moved_logits.to(logits.device)])
+        self.net.start_at(logits[self.moved_logits.to(logits.device)])

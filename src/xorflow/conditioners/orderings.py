@@ -44,21 +44,20 @@ def resolve_order(order: Order, features: int, shape: Sequence[int] | None = Non
 
 
 def _named_order(order: str, features: int, shape: Sequence[int] | None) -> tuple[int, ...]:
-    if order == "natural":
-        return tuple(range(features))
-    if order == "reversed":
-        return tuple(reversed(range(features)))
-    if order in ("columns", "columns-reversed"):
+    if order in OF_IMAGES:
         rows, columns = image_shape(shape, features, f"the ordering {order!r}")
-        visited = [row * columns + column for column in range(columns) for row in range(rows)]
-        return tuple(visited if order == "columns" else reversed(visited))
-    if order in ("outward", "inward"):
-        ring = rings(*image_shape(shape, features, f"the ordering {order!r}"))
-        visited = sorted(range(features), key=lambda d: ring[d])
-        return tuple(visited if order == "outward" else reversed(visited))
-    if (seed := _random_seed(order)) is not None:
-        return tuple(int(d) for d in _random_keys(seed, features).argsort(kind="stable"))
-    raise _no_ordering(order)
+        pixels = np.indices((rows, columns)).reshape(2, -1).T
+        middle = np.array([rows - 1, columns - 1]) / 2
+        # how far each pixel is from the middle, in rows or columns, whichever are more; or in which column it is
+        keys = pixels[:, 1] if "columns" in order else np.abs(pixels - middle).max(1)
+    elif order in ("natural", "reversed"):
+        keys = np.arange(features)
+    elif (seed := _random_seed(order)) is not None:
+        keys = _random_keys(seed, features)
+    else:
+        raise _no_ordering(order)
+    visited = tuple(keys.argsort(kind="stable").tolist())
+    return visited[::-1] if order in ("reversed", "columns-reversed", "inward") else visited
 
 
 def _no_ordering(order: object) -> ModelError:
@@ -66,15 +65,6 @@ def _no_ordering(order: object) -> ModelError:
         f"an ordering is 'natural', 'reversed', 'random', 'random:SEED', for images {', '.join(map(repr, OF_IMAGES))}, or a "
         f"permutation, and got {order!r}"
     )
-
-
-def rings(rows: int, columns: int) -> list[float]:
-    """How far each pixel is from the middle, in rows or columns, whichever are more."""
-    return [
-        max(abs(row - (rows - 1) / 2), abs(column - (columns - 1) / 2))
-        for row in range(rows)
-        for column in range(columns)
-    ]
 
 
 def image_shape(shape: Sequence[int] | None, features: int, what: str) -> tuple[int, int]:

@@ -33,7 +33,7 @@ def receptive_fields(
     visible = visible & (rank[around] < rank[visits, None])
     begun = (torch.arange(len(order)) > 0)[:, None]
     if skipped:
-        last, there = _last_active(order, skipped)
+        last, there = _last_active(visits, skipped)
         around, visible = torch.cat([last[:, None], around], 1), torch.cat([there[:, None], visible], 1)
     fields, seen = [], []
     for dependence in dependences:
@@ -43,15 +43,12 @@ def receptive_fields(
     return torch.stack(fields), torch.stack(seen)
 
 
-def _last_active(order: tuple[int, ...], skipped: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _last_active(visits: Tensor, skipped: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """For each rank the last feature before it that is not skipped, and whether there is one beyond the one just before."""
-    latest, there = [], []
-    active, last = set(order) - set(skipped), None
-    for rank, feature in enumerate(order):
-        latest.append(order[0] if last is None else last)
-        there.append(last is not None and last != order[rank - 1])
-        last = feature if feature in active else last
-    return torch.tensor(latest), torch.tensor(there)
+    ranks, active = torch.arange(len(visits)), ~torch.isin(visits, torch.tensor(skipped))
+    latest = torch.where(active, ranks, -1).cummax(0).values.roll(1)
+    latest[0] = -1
+    return visits[latest.clamp(min=0)], (latest >= 0) & (latest < ranks - 1)
 
 
 def _neighbours(visits: Tensor, shape: tuple[int, int] | None, reach: int) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from xorflow.conditioners.base import Sizes
 from xorflow.conditioners.orderings import Order
-from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner, require_share
+from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner, SequenceNetwork
 from xorflow.errors import ModelError
 
 Cell = Literal["gru", "lstm"]
@@ -55,8 +56,8 @@ class Recurrent(SequenceConditioner):
         order: Order = "natural",
         shape: Sequence[int] | None = None,
         reach: int = 2,
-        categories: int | Sequence[int] = 2,
-        choices: int | Sequence[int] | None = None,
+        categories: Sizes = 2,
+        choices: Sizes | None = None,
         sees: Mapping[str, str] | None = None,
         context: int = 0,
         skipped: Sequence[int] = (),
@@ -64,6 +65,8 @@ class Recurrent(SequenceConditioner):
         super().__init__(
             features,
             width=width,
+            depth=depth,
+            dropout=dropout,
             order=order,
             shape=shape,
             reach=reach,
@@ -73,13 +76,10 @@ class Recurrent(SequenceConditioner):
             context=context,
             skipped=skipped,
         )
-        if depth < 1:
-            raise ModelError(f"a recurrent network has at least one layer, and got depth={depth}")
         if cell not in CELLS:
             raise ModelError(f"cell is one of {', '.join(CELLS)}, and got {cell!r}")
-        require_share(dropout)
-        self.depth, self.cell, self.dropout = depth, cell, dropout
-        self.net = self._network(RecurrentStack(width, depth, cell, dropout), dropout)
+        self.cell = cell
+        self.net = SequenceNetwork(self, RecurrentStack(width, depth, cell, dropout))
 
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}

@@ -8,12 +8,12 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear, pad
+from torch.nn.functional import dropout, linear
 
 from xorflow._cuda import decoding
 from xorflow._cuda.decoding import Capturable
-from xorflow._states import Alphabet
-from xorflow.conditioners.base import Conditioner, Dependence, Source
+from xorflow._states import Alphabet, Layout
+from xorflow.conditioners.base import Conditioner, Dependence, Incremental, Sizes, Source
 from xorflow.conditioners.linear import bag
 from xorflow.conditioners.orderings import Order, image_shape
 from xorflow.conditioners.receptive_field import checked_skipped, coordinates, receptive_fields
@@ -38,10 +38,9 @@ class Dropout(nn.Dropout):
         return dropout(input, self.share) if self.share else input
 
 
-def require_share(dropout: float) -> None:
-    """Refuse a dropout that is no share of units."""
-    if not 0 <= dropout < 1:
-        raise ModelError(f"dropout is a share of at least 0 and below 1, and got {dropout}")
+def fresh(*shape: int) -> nn.Parameter:
+    """Small weights."""
+    return nn.Parameter(torch.randn(*shape) * _SMALL)
 
 
 class Core(nn.Module, ABC):
@@ -67,79 +66,52 @@ class Core(nn.Module, ABC):
         """
 
 
-class Positions(nn.Module):
-    """A vector for each feature; in an image, the sum of its row's and its column's."""
+class SequenceNetwork(nn.Module):
+    """All weights that do not depend on an ordering, which several conditioners may therefore share.
 
-    def __init__(self, features: int, width: int, shape: tuple[int, int] | None) -> None:
-        super().__init__()
-        sizes = (features,) if shape is None else shape
-        self.tables = nn.ParameterList(nn.Parameter(torch.randn(size, width) * _SMALL) for size in sizes)
-
-    def forward(self) -> Tensor:
-        """(D, width)."""
-        first, *others = self.tables
-        return first if not others else (first[:, None] + others[0]).flatten(0, 1)
-
-
-class Embedding(nn.Module):
-    """The vector that a step begins with, a linear function of the values in its receptive field.
-
-    Bits enter a product, and categories are looked up. A value that is not there yet, or lies outside of the image, is told
-    from a zero: each place of the field that is seen adds a vector of its own.
+    The vector that a step begins with is a linear function of the values in its receptive field: numbers enter a product, and
+    categories are looked up. A value that is not there yet, or lies outside of the image, is told from a zero: each place of
+    the field that is seen adds a vector of its own. So do the feature of the step and the one before it; in an image, by row
+    and by column.
 
     Args:
-        features: D.
-        width: of the vectors.
-        shape: of the image, or None.
-        size: how many values are in a receptive field.
-        inputs: how many floats these are.
-        context: C.
+        net: the conditioner that they are of.
+        core: what makes of these vectors what the head takes.
     """
 
-    def __init__(
-        self, features: int, width: int, shape: tuple[int, int] | None, size: int, inputs: int, context: int
-    ) -> None:
+    def __init__(self, net: SequenceConditioner, core: Core) -> None:
         super().__init__()
-        self.values = nn.Parameter(torch.randn(inputs, width) * _SMALL)
-        self.seen = nn.Parameter(torch.randn(size, width) * _SMALL)
-        self.visited = Positions(features, width, shape)  # by the feature whose logits the step gives
-        self.came_from = Positions(features, width, shape)  # by the feature before it
-        self.context = nn.Parameter(torch.randn(context, width) * _SMALL) if context else None
+        sources, _, places = net.fields.shape
+        inputs = places * sum(_floats(net.alphabet(source)) for source in net.sees)
+        features, outputs, axes = net.features, _floats(net.choices), net.shape or (net.features,)
+        self.values, self.seen = fresh(inputs, net.width), fresh(sources * places, net.width)
+        self.visited = nn.ParameterList(fresh(size, net.width) for size in axes)  # by the step's own feature
+        self.came_from = nn.ParameterList(fresh(size, net.width) for size in axes)  # by the one before it
+        self.context = fresh(net.context_features, net.width) if net.context_features else None
+        self.dropout = Dropout(net.dropout)
+        self.core = core
+        self.norm = nn.LayerNorm(net.width)
+        self.head = nn.Linear(net.width, outputs, bias=False)
+        nn.init.normal_(self.head.weight, std=_SMALL)
+        self.bias = nn.Parameter(torch.zeros(features, outputs))
+        # the outputs of skipped features
+        self.aside = nn.Parameter(torch.zeros(inputs, outputs)) if net.skipped else None
 
-    def places(self, order: Tensor, seen: Tensor) -> Tensor:
-        """What does not depend on values: (D, width), in the ordering."""
-        here = self.visited().index_select(0, order)
-        before = self.came_from().index_select(0, order[:-1])
+    def places(self, visits: Tensor, seen: Tensor) -> Tensor:
+        """The part of a step's vector that does not depend on values: (D, width), in the ordering."""
+        visited, came_from = (
+            tables[0] if len(tables) == 1 else (tables[0][:, None] + tables[1]).flatten(0, 1)
+            for tables in (self.visited, self.came_from)
+        )
+        here, before = visited.index_select(0, visits), came_from.index_select(0, visits[:-1])
         return here + torch.cat([torch.zeros_like(here[:1]), before]) + seen @ self.seen
 
-
-class SequenceNetwork(nn.Module):
-    """All weights that do not depend on an ordering, which several conditioners may therefore share."""
-
-    def __init__(
-        self, embed: Embedding, core: Core, width: int, outputs: tuple[int, int], drop: float, *, skips: bool
-    ) -> None:
-        super().__init__()
-        self.embed = embed
-        self.dropout = Dropout(drop)
-        self.core = core
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, outputs[1], bias=False)
-        nn.init.normal_(self.head.weight, std=_SMALL)
-        self.bias = nn.Parameter(torch.zeros(outputs))  # by feature
-        inputs = embed.values.shape[0]
-        self.aside = nn.Parameter(torch.zeros(inputs, outputs[1])) if skips else None  # of skipped features
-
-    def forward(self, hidden: Tensor, where: Tensor) -> Tensor:
-        """Embedded steps (N, S, width) to outputs (N, S, O) without their bias."""
-        return self.outputs(self.hidden(hidden, where))
-
-    def hidden(self, hidden: Tensor, where: Tensor) -> Tensor:
-        """Embedded steps to what the head takes, both (N, S, width)."""
-        return self.core(self.dropout(hidden), where)
+    def hidden(self, embedded: Tensor, where: Tensor) -> Tensor:
+        """Steps as they begin to what the head takes, both (N, S, width)."""
+        return self.core(self.dropout(embedded), where)
 
     def outputs(self, hidden: Tensor, first: int | None = None) -> Tensor:
-        """What the head makes of steps: all outputs, or the first ones."""
+        """What the head makes of steps, without bias: all outputs, or the first ones."""
         # a handful of sums over the width: in full precision they cost nothing, and logits reach the likelihood unrounded
         with torch.autocast(hidden.device.type, enabled=False):
             return linear(self.norm(hidden.to(self.head.weight.dtype)), self.head.weight[:first])
@@ -183,14 +155,16 @@ class SequenceConditioner(Conditioner):
         features: int,
         *,
         width: int,
+        depth: int,
+        dropout: float,
         order: Order,
         shape: Sequence[int] | None,
         reach: int,
-        categories: int | Sequence[int],
-        choices: int | Sequence[int] | None,
+        categories: Sizes,
+        choices: Sizes | None,
         sees: Mapping[str, str] | None,
         context: int,
-        skipped: Sequence[int] = (),
+        skipped: Sequence[int],
     ) -> None:
         image = None if shape is None else image_shape(shape, features, "a network on images")
         super().__init__(
@@ -207,41 +181,40 @@ class SequenceConditioner(Conditioner):
                 f"{type(self).__name__} sees its inputs along an ordering, 'before' or 'up to' a feature; use MLP or "
                 "Coupling for others"
             )
-        if width < 1:
-            raise ModelError(f"width is at least 1, and got {width}")
-        if reach < 0:
-            raise ModelError(f"reach is at least 0, and got {reach}")
-        self.width, self.shape, self.reach = width, image, reach
-        assert self.order is not None
-        self.skipped = checked_skipped(skipped, features)
-        fields, seen = receptive_fields(self.order, image, reach, list(self.sees.values()), self.skipped)
-        self.register_buffer("visits", torch.tensor(self.order), persistent=False)  # (D,)
-        self.register_buffer("fields", fields, persistent=False)  # (sources, D, R)
-        self.register_buffer("seen", seen.to(torch.get_default_dtype()), persistent=False)
+        for name, number, least in (("width", width, 1), ("depth", depth, 1), ("reach", reach, 0)):
+            if number < least:
+                raise ModelError(f"{name} is at least {least}, and got {number}")
+        if not 0 <= dropout < 1:
+            raise ModelError(f"dropout is a share of at least 0 and below 1, and got {dropout}")
+        self.width, self.depth, self.dropout, self.reach = width, depth, dropout, reach
+        self.shape, self.skipped = image, checked_skipped(skipped, features)
         self._lay_out()
-        self.ordering = nn.Parameter(torch.randn(width) * _SMALL)
+        self.ordering = fresh(width)
 
     def _lay_out(self) -> None:
-        """Which ranks of the ordering are steps, where these lie, and where each feature's outputs are among theirs."""
-        apart = torch.zeros(self.features, dtype=torch.bool)
-        apart[list(self.skipped)] = True
-        apart = apart[self.visits]  # by rank
+        """Which ranks of the ordering are steps, what these see and where they lie, and where each feature's outputs are among
+        theirs.
+        """
+        assert self.order is not None
+        fields, seen = receptive_fields(
+            self.order, self.shape, self.reach, list(self.sees.values()), self.skipped
+        )
+        visits, dtype = torch.tensor(self.order), torch.get_default_dtype()
+        apart = torch.isin(visits, torch.tensor(self.skipped, dtype=torch.int64))  # by rank
         active, silent = (~apart).nonzero().flatten(), apart.nonzero().flatten()
-        self.steps_before = [0, *(~apart).cumsum(0).tolist()]  # by rank
-        ranks = torch.cat([active, silent])  # in the order in which their outputs come
-        places = torch.empty_like(ranks)
-        places[self.visits[ranks]] = torch.arange(self.features)
-        where = coordinates(self.visits, self.shape)[active].to(torch.get_default_dtype())
-        for name, value in {"active": active, "silent": silent, "places": places, "where": where}.items():
+        buffers = {
+            "visits": visits,  # (D,)
+            "fields": fields,  # (sources, D, R)
+            "seen": seen.to(dtype),
+            "active": active,
+            "silent": silent,
+            "places": visits[torch.cat([active, silent])].argsort(),
+            "where": coordinates(visits, self.shape)[active].to(dtype),
+        }
+        for name, value in buffers.items():
             self.register_buffer(name, value, persistent=False)
-
-    def _network(self, core: Core, drop: float) -> SequenceNetwork:
-        size = self.fields.shape[-1]
-        inputs = size * sum(_floats(self.alphabet(source)) for source in self.sees)
-        count = len(self.sees) * size
-        embed = Embedding(self.features, self.width, self.shape, count, inputs, self.context_features)
-        outputs = (self.features, _floats(self.choices))
-        return SequenceNetwork(embed, core, self.width, outputs, drop, skips=bool(self.skipped))
+        self.steps_before = [0, *(~apart).cumsum(0).tolist()]  # by rank
+        self.layout = Layout(self.choices)
 
     def reordered(self, order: Order) -> Self:
         """The same network in another ordering: all weights are shared but a vector that tells the orderings apart."""
@@ -266,51 +239,47 @@ class SequenceConditioner(Conditioner):
             for source, state in zip(self.sees, states, strict=True)
         ]
         fixed = self.fixed_part(None if context is None else context.reshape(-1, context.shape[-1]))
-        return self._in_split_batches(rows, fixed).reshape(*lead, self.choices.flat)
-
-    def _in_split_batches(self, rows: list[Tensor], fixed: Tensor) -> Tensor:
-        """The packed logits of rows, see `_values`; where no gradient is wanted, of some rows at a time."""
-        total = len(rows[0])
-        steps = _STEPS_ON_CPU if rows[0].device.type == "cpu" else _STEPS_ELSEWHERE
-        size = max(1, steps // self.steps_before[-1])
-        if torch.is_grad_enabled() or total <= size:
-            return self._pass(rows, fixed)
-        parts = zip(*(r.split(size) for r in (*rows, fixed.expand(total, -1, -1))), strict=True)
-        return torch.cat([self._pass(list(part), of_part) for *part, of_part in parts])
+        size = total = max(len(rows[0]), 1)
+        if not torch.is_grad_enabled():
+            steps = _STEPS_ON_CPU if rows[0].device.type == "cpu" else _STEPS_ELSEWHERE
+            size = max(1, steps // self.steps_before[-1])
+        parts = [slice(start, start + size) for start in range(0, total, size)]
+        logits = [
+            self._pass([r[part] for r in rows], fixed[part] if fixed.dim() > 2 else fixed) for part in parts
+        ]
+        return (logits[0] if len(logits) == 1 else torch.cat(logits)).reshape(*lead, self.choices.flat)
 
     def _pass(self, rows: list[Tensor], fixed: Tensor) -> Tensor:
-        steps = self.active if self.skipped else slice(None)
-        embedded = self.embedded(rows, fixed, steps)
-        if len(self.choices.groups) > 1 and self.net.aside is None:
-            return self._grouped(self.net.hidden(embedded, self.where))
-        out = self.net(embedded, self.where)
-        if self.net.aside is not None:
-            out = torch.cat([out, self.aside(rows, self.silent)], 1)
-        return pack(out.index_select(1, self.places) + self.net.bias, self.choices)
-
-    def _grouped(self, hidden: Tensor) -> Tensor:
-        """Packed logits of features that have different numbers of choices, each group through as much of the head as it
-        has.
-        """
-        outputs = []
-        for group in self.choices.groups:
-            features = torch.tensor(group.features, device=hidden.device)
-            of_group = self.net.outputs(hidden.index_select(1, self.places[features]), group.each)
-            outputs.append((of_group + self.net.bias[features, : group.each]).flatten(1))
-        return torch.cat(outputs, 1)
+        """The packed logits of rows, see `_values`."""
+        net, groups, outputs = self.net, self.choices.groups, None
+        hidden = net.hidden(
+            self.embedded(rows, fixed, self.active if self.skipped else slice(None)), self.where
+        )
+        if net.aside is not None:
+            outputs = torch.cat([net.outputs(hidden), self.aside(rows, self.silent)], 1)
+        elif len(groups) == 1:
+            outputs = net.outputs(hidden)
+        logits = []
+        for number, group in enumerate(groups):
+            features = self.layout.features(number)
+            places = self.places[features]
+            if outputs is None:  # each group through as much of the head as it has
+                of_group = net.outputs(hidden.index_select(1, places), group.each)
+            else:
+                of_group = outputs.index_select(1, places)[..., : group.each]
+            logits.append((of_group + net.bias[features, : group.each]).flatten(1))
+        return logits[0] if len(logits) == 1 else torch.cat(logits, 1)
 
     def fixed_part(self, context: Tensor | None) -> Tensor:
         """What steps begin with whatever the values are: (D, width), or (N, D, width) with a context."""
-        embed = self.net.embed
-        seen = self.seen.movedim(0, 1).flatten(1)
-        fixed = embed.places(self.visits, seen) + self.ordering
-        if context is None or embed.context is None:
+        fixed = self.net.places(self.visits, self.seen.movedim(0, 1).flatten(1)) + self.ordering
+        if context is None or self.net.context is None:
             return fixed
-        return fixed + (context.to(embed.context.dtype) @ embed.context).unsqueeze(-2)
+        return fixed + (context.to(fixed.dtype) @ self.net.context).unsqueeze(-2)
 
     def embedded(self, rows: list[Tensor], fixed: Tensor, steps: Tensor | slice) -> Tensor:
         """What some ranks begin with, (N, b, width): `fixed`, and what the values in their receptive fields add."""
-        return self._through_fields(rows, steps, self.net.embed.values) + fixed[..., steps, :]
+        return self._through_fields(rows, steps, self.net.values) + fixed[..., steps, :]
 
     def aside(self, rows: list[Tensor], steps: Tensor | slice) -> Tensor:
         """The outputs (N, b, O) of the skipped features of some ranks, without their bias."""
@@ -322,20 +291,17 @@ class SequenceConditioner(Conditioner):
         """A linear map (inputs, outputs) of the values in the receptive fields of some ranks, (N, b, outputs)."""
         size = self.fields.shape[-1]
         tables = weights.split([size * _floats(self.alphabet(source)) for source in self.sees])
-        dense, dense_tables, looked_up = [], [], []
+        sums = []
         for number, (values, table) in enumerate(zip(rows, tables, strict=True)):
             fields, seen = self.fields[number, steps], self.seen[number, steps]
             gathered = values.index_select(1, fields.flatten()).unflatten(1, fields.shape)  # (N, b, R, ...)
             if values.is_floating_point():
-                dense.append((gathered * seen.unsqueeze(-1)).flatten(2))
-                dense_tables.append(table)
+                sums.append((gathered * seen.unsqueeze(-1)).flatten(2) @ table)
             else:  # what is not seen adds nothing
                 place = torch.arange(size, device=values.device) * (len(table) // size)
                 places = torch.where(seen > 0, gathered + place, len(table))
-                looked_up.append(bag(places, torch.cat([table, torch.zeros_like(table[:1])])))
-        if dense:
-            looked_up.append(_joined(dense, -1) @ _joined(dense_tables, 0))
-        return sum(looked_up[1:], start=looked_up[0])
+                sums.append(bag(places, torch.cat([table, torch.zeros_like(table[:1])])))
+        return sum(sums[1:], start=sums[0])
 
     # ---- incremental decoding ----
 
@@ -345,7 +311,7 @@ class SequenceConditioner(Conditioner):
         return IncrementalSequence(self, batch, context)
 
 
-class IncrementalSequence:
+class IncrementalSequence(Incremental):
     """One evaluation of a `SequenceConditioner` along its ordering, which keeps what the core made of earlier steps.
 
     Each feature is a block of its own, whose logits do not depend on its value: each step is taken once.
@@ -358,7 +324,8 @@ class IncrementalSequence:
 
     def __init__(self, net: SequenceConditioner, batch: int, context: Tensor | None) -> None:
         self.blocks = [slice(rank, rank + 1) for rank in range(net.features)]
-        self._net = net
+        assert net.order is not None
+        self._net, self._order = net, net.order
         (source,) = net.sees
         like, self._alphabet = net.net.bias, net.alphabet(source)
         nothing = torch.zeros(batch, net.features, dtype=self._alphabet.dtype, device=like.device)
@@ -377,9 +344,8 @@ class IncrementalSequence:
             hidden, where = net.embedded([self._values], self._fixed, block), net.where[number : number + 1]
             hidden, self._ahead = net.net.core.extend(hidden, where, self._memory, number)
             out = net.net.outputs(hidden)
-        visits = net.visits[block]
-        of_block = net.choices if len(net.choices.groups) == 1 else net.choices.of(visits.tolist())
-        return pack(out + net.net.bias[visits], of_block)
+        logits = (out + net.net.bias[net.visits[block]]).flatten(1)
+        return logits[:, : net.choices.of(self._order[block]).flat]
 
     def update(self, block: slice, x: Tensor) -> None:
         """The feature has these values (B, 1)."""
@@ -394,10 +360,6 @@ class IncrementalSequence:
         return decoding.decode(Capturable(net, self._values, self._fixed, self._memory), y, uniforms)
 
 
-def _joined(parts: list[Tensor], dim: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)  # of one part, `cat` is a copy
-
-
 def _floats(alphabet: Alphabet) -> int:
     """How many rows of an embedding a feature has, the widest one's."""
     return 1 if alphabet.binary else alphabet.width
@@ -410,17 +372,7 @@ def _values(alphabet: Alphabet, state: Tensor, dtype: torch.dtype) -> Tensor:
     if not state.is_floating_point():
         return state.long()
     spread = state.new_zeros(len(state), alphabet.features, alphabet.width)
-    for group in alphabet.groups:
-        values = state[:, group.logits].unflatten(1, (len(group.features), group.each))
-        if group.binary:
-            values = torch.cat((1 - values, values), -1)
-        index = torch.tensor(group.features, device=state.device)
-        spread = spread.index_add(1, index, pad(values, (0, alphabet.width - group.size)))
+    for group, values in zip(alphabet.groups, Layout(alphabet).logits(state), strict=True):
+        both = torch.stack((1 - values, values), -1) if group.binary else values
+        spread[:, list(group.features), : group.size] = both
     return spread
-
-
-def pack(outputs: Tensor, alphabet: Alphabet) -> Tensor:
-    """The packed logits of outputs (N, n, O) of a space of n features, of which each has as many as it needs."""
-    if len(alphabet.groups) == 1:
-        return outputs[..., : alphabet.groups[0].each].flatten(1)
-    return torch.cat([outputs[:, list(g.features), : g.each].flatten(1) for g in alphabet.groups], 1)

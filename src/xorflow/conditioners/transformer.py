@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from xorflow.conditioners.base import Sizes
 from xorflow.conditioners.orderings import Order
-from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner, require_share
+from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner, SequenceNetwork
 from xorflow.errors import ModelError
 
 Cache = list[tuple[Tensor, Tensor]]
@@ -65,8 +66,8 @@ class CausalTransformer(SequenceConditioner):
         order: Order = "natural",
         shape: Sequence[int] | None = None,
         reach: int = 2,
-        categories: int | Sequence[int] = 2,
-        choices: int | Sequence[int] | None = None,
+        categories: Sizes = 2,
+        choices: Sizes | None = None,
         sees: Mapping[str, str] | None = None,
         context: int = 0,
         skipped: Sequence[int] = (),
@@ -75,6 +76,8 @@ class CausalTransformer(SequenceConditioner):
         super().__init__(
             features,
             width=width,
+            depth=depth,
+            dropout=dropout,
             order=order,
             shape=shape,
             reach=reach,
@@ -84,8 +87,6 @@ class CausalTransformer(SequenceConditioner):
             context=context,
             skipped=skipped,
         )
-        if depth < 1:
-            raise ModelError(f"a transformer has at least one block, and got depth={depth}")
         if heads < 1 or width % heads:
             raise ModelError(f"width is a multiple of heads, and got width={width} with heads={heads}")
         axes = len(self.shape or (features,))
@@ -94,10 +95,9 @@ class CausalTransformer(SequenceConditioner):
                 f"rotary turns pairs of a head's units, at least one for each of {axes} coordinates, and width={width} with "
                 f"heads={heads} gives a head {width // heads}; choose width / heads even, and at least {2 * axes}"
             )
-        require_share(dropout)
-        self.depth, self.heads, self.dropout, self.rotary = depth, heads, dropout, rotary
+        self.heads, self.rotary = heads, rotary
         turns = _frequencies(width // heads // 2, self.shape or (features,)) if rotary else None
-        self.net = self._network(AttentionStack(width, depth, heads, dropout, turns), dropout)
+        self.net = SequenceNetwork(self, AttentionStack(width, depth, heads, dropout, turns))
 
 
 _BACKEND = "inductor"
@@ -122,7 +122,7 @@ class AttentionStack(Core):
         self, width: int, depth: int, heads: int, dropout: float, turns: Tensor | None = None
     ) -> None:
         super().__init__()
-        self._compiled: Callable[[AttentionBlock, Tensor, Turn | None], Tensor] | None = None
+        self._compiles = False
         self.register_buffer("turns", turns, persistent=False)
         self.blocks = nn.ModuleList(AttentionBlock(width, heads, dropout) for _ in range(depth))
         for name, parameter in self.named_parameters():
@@ -136,14 +136,15 @@ class AttentionStack(Core):
 
     def compile_blocks(self) -> None:
         """Let passes with gradient run as compiled code: its kernels do several elementwise operations at a time."""
-        self._compiled = _compiled_block(_BACKEND)
+        self._compiles = True
 
     def forward(self, hidden: Tensor, where: Tensor) -> Tensor:
         # an evaluation has batches of other sizes, and would be compiled for each
-        compiled = self._compiled if torch.is_grad_enabled() else None
+        compiles = self._compiles and torch.is_grad_enabled()
+        block_pass = _compiled_pass(_BACKEND) if compiles else AttentionBlock.__call__
         turn = self.turn(where)
         for block in self._each():
-            hidden = block(hidden, turn) if compiled is None else compiled(block, hidden, turn)
+            hidden = block_pass(block, hidden, turn)
         return hidden
 
     def memory(self, batch: int, steps: int, like: Tensor) -> Cache:
@@ -170,7 +171,7 @@ class AttentionStack(Core):
 
 
 @functools.cache  # one for all networks, and all runs of a process: it depends on shapes, not on whose weights it is given
-def _compiled_block(backend: str) -> Callable[[AttentionBlock, Tensor, Turn | None], Tensor]:
+def _compiled_pass(backend: str) -> Callable[[AttentionBlock, Tensor, Turn | None], Tensor]:
     return torch.compile(AttentionBlock.forward, dynamic=False, backend=backend)
 
 
@@ -239,15 +240,14 @@ class AttentionBlock(nn.Module):
         Where its number is on the device, (1,), all of the cache is read, and later steps are masked.
         """
         queries, *new = self._split(hidden, turn)
+        later = None
         if isinstance(number, int):
             for kept, part in zip(cache, new, strict=True):
                 kept[:, :, number : number + 1] = part
             keys, values = (kept[:, :, : number + 1] for kept in cache)
-            return self._join(hidden, attend(queries, keys, values, None))
-        for kept, part in zip(cache, new, strict=True):
-            kept.index_copy_(2, number, part)
-        keys, values = cache
-        later = torch.arange(keys.shape[2], device=keys.device) > number
+        else:
+            keys, values = (kept.index_copy_(2, number, part) for kept, part in zip(cache, new, strict=True))
+            later = torch.arange(keys.shape[2], device=keys.device) > number
         return self._join(hidden, attend(queries, keys, values, later))
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xorflow._cuda import devices, kernels
+from xorflow import _devices as devices
+from xorflow._cuda import kernels
 from xorflow._math import philox_words
 from xorflow.data.table import Codec
 from xorflow.errors import DataError

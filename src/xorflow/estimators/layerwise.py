@@ -34,13 +34,13 @@ def descendant_sums(flow: LatentFlow, layers: int) -> nn.ModuleList:
 
 def pushed(mean: Tensor, direction: Tensor, layout: Layout) -> Tensor:
     r"""How probabilities `mean` move with their logits in a direction: :math:`\mathrm{diag}(\pi) v - \pi \pi^\top v`."""
-    parts = [
+    by_group = [
         p * (1 - p) * v if group.binary else p * (v - (p * v).sum(-1, keepdim=True))
         for group, p, v in zip(
             layout.alphabet.groups, layout.logits(mean), layout.logits(direction), strict=True
         )
     ]
-    return layout.packed(parts)
+    return layout.packed(by_group)
 
 
 def require_summable(flow: LatentFlow) -> None:

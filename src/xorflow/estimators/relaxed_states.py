@@ -52,10 +52,7 @@ class Relaxed:
 
 def corners(integers: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
     """Integers (..., D) as the corners that they stand for, (..., flat)."""
-    split = zip(layout.alphabet.groups, layout.split(integers), strict=True)
-    return layout.packed(
-        [values.to(dtype) if g.binary else one_hot(values.long(), g.size).to(dtype) for g, values in split]
-    )
+    return layout.corners(integers, dtype)
 
 
 def straight_through(integers: Tensor, soft: Tensor, layout: Layout) -> Relaxed:
@@ -102,7 +99,7 @@ def moved(layer: Layer, states: Layout, x: Relaxed, u: Relaxed) -> Relaxed:
             x.values + u.values - 2 * x.values * u.values
         )  # any |x - u| or (x + u) % 2 has the wrong slope
         return Relaxed(values, integers, x.graded or u.graded)
-    parts, places = [], []
+    by_group, places = [], []
     for features in _alike(transform):
         of_x, of_u = _part(states, x.values, features), _part(layer.layout, u.values, features)
         d = torch.tensor(features, device=of_x.device)
@@ -113,10 +110,10 @@ def moved(layer: Layer, states: Layout, x: Relaxed, u: Relaxed) -> Relaxed:
             part = _spread(transform, x.integers[..., features].long(), of_u, d)
         else:
             part = _both_soft(transform, of_x, of_u, d)
-        parts.append((part[..., 1:] if part.shape[-1] == 2 else part).flatten(-2))
+        by_group.append((part[..., 1:] if part.shape[-1] == 2 else part).flatten(-2))
         places.append(transform.states.positions(features))
-    lead = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
-    packed = torch.cat([part.expand(*lead, part.shape[-1]) for part in parts], -1)
+    lead = torch.broadcast_shapes(*(part.shape[:-1] for part in by_group))
+    packed = torch.cat([part.expand(*lead, part.shape[-1]) for part in by_group], -1)
     order = torch.cat(places).argsort().to(packed.device)
     return Relaxed(packed.index_select(-1, order), integers, x.graded or u.graded)
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xorflow._cuda import devices, kernels
+from xorflow import _devices as devices
+from xorflow._cuda import kernels
 from xorflow._math import ENUMERATION_LIMIT, enumerate_states
 from xorflow.bases import FactorisedBase
 from xorflow.data import validate

@@ -106,11 +106,11 @@ class Mixture(Model):
 
     def _rows(self) -> list[tuple[str, object]]:
         weights = self.log_weights().detach().exp().tolist()
-        parts = [
-            (f"component {number}, of weight {weight:.4g}", part)
-            for number, (weight, part) in enumerate(zip(weights, self, strict=True), 1)
+        components = [
+            (f"component {number}, of weight {weight:.4g}", component)
+            for number, (weight, component) in enumerate(zip(weights, self, strict=True), 1)
         ]
-        return [*super()._rows(), *parts]
+        return [*super()._rows(), *components]
 
     def greedy(self) -> Mixture:
         """The mixture of the components' deterministic flows, with these very weights; exact at any depth."""

@@ -1,14 +1,12 @@
 """Training: options, the loop, checkpoints, and runs as folders."""
 
-from xorflow.training.build import build_data, build_estimator, build_flow
+from xorflow._devices import out_of_memory_as_error, resolve_device, tf32_matmul
+from xorflow.training.build import build_data, build_estimator, build_flow, init_from_data
 from xorflow.training.checkpoint import Progress
 from xorflow.training.combine import combine_runs, mixture_of
 from xorflow.training.config import HARMLESS, OPTIONS, Options, from_mapping, read_config
-from xorflow.training.devices import out_of_memory_as_error, resolve_device, tf32_matmul
-from xorflow.training.folder import Run, load, open_run, read_config_file, read_result
-from xorflow.training.init import init_from_data
+from xorflow.training.folder import Run, load, open_run, read_config_file, read_metrics, read_result
 from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs, spread, summarise
-from xorflow.training.metrics import read_metrics
 from xorflow.training.recipes import RECIPES
 from xorflow.training.registry import (
     BASES,

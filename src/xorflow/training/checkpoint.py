@@ -1,21 +1,160 @@
-"""The state of an unfinished run on disk: all that is needed to go on to the same weights, bit for bit."""
+"""Tensors of a run on disk, and the state of one that is unfinished: all that is needed to go on, bit for bit.
+
+Tensors are a safetensors file, cut into parts below 16 MiB if it is larger; nothing here executes what it reads.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor, nn
 
-from xorflow._files import inside, read_json, write_json
+from xorflow._files import inside, read_bytes, read_json, write_bytes, write_json
 from xorflow.errors import CheckpointError
-from xorflow.training.storage import load_tensors, save_tensors
+from xorflow.training.registry import accepted_value
 
-CHECKPOINT_VERSION = 2
+PART_BYTES = 15 * 2**20
+"""The most bytes of a file of tensors."""
+
+# ---- tensors ----
+
+
+def save_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write `stem.safetensors`, or its parts `stem.safetensors.00001` and so on, and last `stem.index.json` with their digests.
+
+    A tensor that has several names, as those of a part used twice do, is written once, and the index says under which.
+    """
+    again = _other_names(tensors)
+    # cloned, because safetensors refuses tensors that share memory, as views of one do
+    own = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+        if name not in again
+    }
+    content = memoryview(tensors_to_bytes(own))
+    digests: dict[str, str] = {}
+    for number, first in enumerate(range(0, len(content), PART_BYTES), 1):
+        part = content[first : first + PART_BYTES]
+        name = f"{stem}.safetensors" + (f".{number:05d}" if len(part) < len(content) else "")
+        write_bytes(folder / name, part)
+        digests[name] = hashlib.sha256(part).hexdigest()
+    write_json(_index(folder, stem), {"sha256": digests, "same": again})
+
+
+def has_tensors(folder: Path, stem: str) -> bool:
+    """Whether `save_tensors` has written all of these."""
+    return os.path.lexists(_index(folder, stem))
+
+
+def load_tensors(folder: Path, stem: str) -> dict[str, Tensor]:
+    """Read what `save_tensors` wrote, if it is that bit for bit, under all names.
+
+    Raises:
+        CheckpointError: if anything is missing or was changed.
+    """
+    index = _index(folder, stem)
+    if not has_tensors(folder, stem):
+        raise _missing(index)
+    content = read_json(index, "the index of the weights")
+    digests, again = content.get("sha256"), content.get("same")
+    if not isinstance(digests, dict) or not isinstance(again, dict):
+        raise _damaged(index, "is no index of weights")
+    whole = b"".join([_read_part(inside(folder, name), digest) for name, digest in digests.items()])
+    try:
+        tensors = load_tensors_from_bytes(whole)
+    except (SafetensorError, ValueError) as error:
+        raise _damaged(index, f"names files that are no whole safetensors file ({error})") from None
+    for first in again.values():
+        if not isinstance(first, str) or first not in tensors:
+            raise _damaged(index, f"names tensors that are not there ({first!r})")
+    return tensors | {name: tensors[first] for name, first in again.items()}
+
+
+def require_fit(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
+    """Refuse tensors of other names, shapes or types than those that they are to replace."""
+    for name in sorted(found.keys() | expected.keys()):
+        came, wanted = _kind(found.get(name)), _kind(expected.get(name))
+        if came != wanted:
+            raise CheckpointError(
+                f"{what} are not those of its configuration: {name} is {came}, and the model has {wanted}; restore the folder, "
+                "or begin anew with another --out"
+            )
+
+
+def read_weights(run: Path, stem: str = "weights") -> dict[str, Tensor]:
+    """The weights in the folder of a run, as they were written there."""
+    weights = load_tensors(run, stem)
+    for name, tensor in weights.items():
+        if not bool(tensor.isfinite().all()):
+            raise CheckpointError(
+                f"weights are finite numbers, and {name} in {run} has others; restore the folder, or train again"
+            )
+    return weights
+
+
+def install(flow: nn.Module, weights: Mapping[str, Tensor], where: Path) -> None:
+    """Put weights into a flow, which takes over their type."""
+    if any(tensor.dtype == torch.float64 for tensor in weights.values()):
+        flow.double()
+    require_fit(weights, flow.state_dict(), f"the weights in {where}")
+    flow.load_state_dict(dict(weights))
+
+
+def _index(folder: Path, stem: str) -> Path:
+    return folder / f"{stem}.index.json"
+
+
+def _other_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """For each name but the first of a tensor that has several, its first one."""
+    first: dict[tuple[Any, ...], str] = {}
+    others: dict[str, str] = {}
+    for name, t in tensors.items():
+        # an empty tensor lies nowhere
+        place = (name,) if t.numel() == 0 else (t.device, t.data_ptr(), t.dtype, t.shape, t.stride())
+        if first.setdefault(place, name) != name:
+            others[name] = first[place]
+    return others
+
+
+def _read_part(path: Path, digest: object) -> bytes:
+    try:
+        content = read_bytes(path, PART_BYTES)
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except OSError as error:
+        raise CheckpointError(f"weights cannot be read: {path}: {error.strerror}; restore it") from None
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise _damaged(path, "is not the file that was written: its SHA-256 is another")
+    return content
+
+
+def _kind(tensor: Tensor | None) -> str:
+    return "nothing" if tensor is None else f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+
+
+def _missing(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"weights are missing: no file {path}; is the run complete? continue it with --resume"
+    )
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"weights are damaged: {path} {why}; restore it or train again")
+
+
+# ---- checkpoints ----
+
+CHECKPOINT_VERSION = 3
 
 
 @dataclass
@@ -38,56 +177,30 @@ class Snapshot:
     progress: Progress
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    def group(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose names begin with `prefix.`, without it."""
-        return {
-            n.removeprefix(f"{prefix}."): t for n, t in self.tensors.items() if n.startswith(f"{prefix}.")
-        }
+    def take(self, prefix: str) -> dict[str, Tensor]:
+        """Take out the tensors whose names begin with `prefix.`; without it."""
+        names = [name for name in self.tensors if name.startswith(f"{prefix}.")]
+        return {name.removeprefix(f"{prefix}."): self.tensors.pop(name) for name in names}
 
 
-def require_fits(
-    snapshot: Snapshot, trained: Mapping[str, Mapping[str, Tensor]], optimiser: torch.optim.Optimizer
-) -> None:
-    """Refuse the tensors of a checkpoint of another model; `trained` has those that are to be replaced, by group."""
-    for group, expected in trained.items():
-        found = snapshot.group(group)
-        if group == "best" and not found:
-            continue
-        wrong = found.keys() ^ expected.keys() or {
-            name
-            for name, tensor in expected.items()
-            if (found[name].shape, found[name].dtype) != (tensor.shape, tensor.dtype)
-        }
-        if wrong:
-            raise CheckpointError(
-                f"the checkpoint is not of this model: its {group} has another {min(wrong)!r}; begin anew with another --out"
-            )
-    parameters = {
-        str(i): p for i, p in enumerate(p for group in optimiser.param_groups for p in group["params"])
-    }
-    for name, tensor in snapshot.group("optimiser").items():
-        parameter = parameters.get(name.partition(".")[0])
-        if parameter is None or tensor.shape not in (parameter.shape, torch.Size([])):
-            raise CheckpointError(
-                f"the checkpoint is not of this model: its optimiser has another {name!r}; begin anew with another --out"
-            )
+def named(prefix: str, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Tensors with `prefix.` before their names; None has none."""
+    return {f"{prefix}.{name}": tensor for name, tensor in (tensors or {}).items()}
 
 
 def save_snapshot(run: Path, snapshot: Snapshot) -> None:
     """Write into a new folder, point to it, then drop the one before: at every moment one is whole."""
     root = run / "checkpoints"
-    folder = root / f"step-{snapshot.progress.step:09d}"
+    name = f"step-{snapshot.progress.step:09d}"
     latest = _latest(run)
-    if latest is not None and latest[1].name == folder.name:
-        folder = (
-            root / f"{folder.name}-again"
-        )  # the last step of an epoch is saved once more when the epoch has ended
-    shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed before it pointed here
-    save_tensors(folder, "state", snapshot.tensors)
-    pointer = {"version": CHECKPOINT_VERSION, "folder": folder.name, "progress": asdict(snapshot.progress)}
+    if latest is not None and latest[1].name == name:
+        name += "-again"  # the last step of an epoch is saved once more when the epoch has ended
+    shutil.rmtree(root / name, ignore_errors=True)  # left by a run that was killed before it pointed here
+    save_tensors(root / name, "state", snapshot.tensors)
+    pointer = {"version": CHECKPOINT_VERSION, "folder": name, "progress": asdict(snapshot.progress)}
     write_json(root / "latest.json", pointer)
     for other in root.glob("step-*"):
-        if other.name != folder.name:
+        if other.name != name:
             shutil.rmtree(other, ignore_errors=True)
 
 
@@ -102,6 +215,11 @@ def load_snapshot(run: Path) -> Snapshot | None:
     return None if latest is None else Snapshot(latest[0], load_tensors(latest[1], "state"))
 
 
+def drop_snapshots(run: Path) -> None:
+    """A finished run needs no checkpoint: its weights are saved beside it."""
+    shutil.rmtree(run / "checkpoints", ignore_errors=True)
+
+
 def _latest(run: Path) -> tuple[Progress, Path] | None:
     """Where the last checkpoint stands, and its folder."""
     if not has_snapshot(run):
@@ -113,31 +231,19 @@ def _latest(run: Path) -> tuple[Progress, Path] | None:
             f"the checkpoint in {run} has version {pointer.get('version')!r}, and this xorflow reads "
             f"{CHECKPOINT_VERSION}; continue it with the version that wrote it, or train again elsewhere"
         )
-    kept = pointer.get("progress")
-    if not isinstance(kept, dict) or kept.keys() != _KINDS.keys() or not _fit(kept):
-        raise CheckpointError(
-            f"the checkpoint in {run} is damaged: the progress in {root / 'latest.json'} is {kept!r}; train again"
-        )
-    return Progress(**kept), inside(root, pointer.get("folder"))
+    return _progress(pointer.get("progress"), run), inside(root, pointer.get("folder"))
 
 
-_KINDS = {one.name: get_type_hints(Progress)[one.name] for one in fields(Progress)}
-
-
-def _fit(kept: Mapping[str, Any]) -> bool:
-    """Whether the values of a progress are of their types, and none is negative that counts."""
-    counts = [value for value in kept.values() if type(value) is int]
-    of_type = all(
-        type(value) is not bool
-        and isinstance(value, _KINDS[name] | int if _KINDS[name] is float else _KINDS[name])
-        for name, value in kept.items()
-    )
-    return of_type and all(0 <= count < 2**48 for count in counts)
-
-
-def drop_snapshots(run: Path) -> None:
-    """A finished run needs no checkpoint: its weights are saved beside it."""
-    shutil.rmtree(run / "checkpoints", ignore_errors=True)
+def _progress(kept: Any, run: Path) -> Progress:
+    """A progress that is whole: every value of its type, and no count negative."""
+    try:
+        values = {name: accepted_value(kept[name], kind) for name, kind in get_type_hints(Progress).items()}
+        good = all(0 <= value < 2**48 for value in values.values() if isinstance(value, int))
+    except (KeyError, TypeError, ValueError):
+        good, values = False, {}
+    if not good:
+        raise CheckpointError(f"the checkpoint in {run} is damaged: its progress is {kept!r}; train again")
+    return Progress(**values)
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -152,9 +258,14 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of `optimiser_tensors`."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = tensor
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+    """The inverse of `optimiser_tensors`; what it trains is to be restored after it, for weights may decay in it."""
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    numbers = {name.partition(".")[0] for name in tensors}
+    for number, parameter in enumerate(parameters):
+        parameter.grad = torch.zeros_like(parameter) if str(number) in numbers else None
+    optimiser.step()  # makes the state of all that has one, to be filled
+    optimiser.zero_grad(set_to_none=True)
+    state = optimiser_tensors(optimiser)
+    require_fit(tensors, state, "the optimiser's tensors in the checkpoint")
+    for name, tensor in state.items():
+        tensor.copy_(tensors[name])

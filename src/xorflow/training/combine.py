@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from xorflow._devices import resolve_device
 from xorflow._files import write_json
 from xorflow.errors import ConfigError, ModelError
 from xorflow.flows import LatentFlow, Mixture
+from xorflow.training.checkpoint import save_tensors
 from xorflow.training.config import OF_DATA, Options
-from xorflow.training.devices import resolve_device
 from xorflow.training.folder import (
     Run,
     difference_of_data,
@@ -25,7 +26,6 @@ from xorflow.training.folder import (
 )
 from xorflow.training.registry import Trainable
 from xorflow.training.results import report
-from xorflow.training.storage import save_tensors
 
 
 def mixture_of(models: Sequence[Trainable]) -> Mixture:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -36,39 +37,33 @@ _MOST_TOML = 2**20
 
 @dataclass(frozen=True)
 class Needs:
-    """Without what an option has no effect: another one has one of these names, or, if `but`, none of them."""
+    """Without what an option has no effect: another one has one of these values or names, or, if `but`, none of them.
+
+    Attributes:
+        option: the other one.
+        names: values, or names without their settings.
+        but: whether it must have none of them.
+        because: why, in words.
+        of: the only value that needs it; None: all but the default.
+    """
 
     option: str
-    names: tuple[str, ...]
+    names: tuple[Any, ...]
     but: bool = False
     because: str = ""
+    of: str | None = None
 
     def __str__(self) -> str:
         reason = f" ({self.because})" if self.because else ""
-        return f"{self.option} is {'not ' if self.but else ''}{' or '.join(self.names)}{reason}"
+        return (
+            f"{self.option} is {'not ' if self.but else ''}{' or '.join(map(value_text, self.names))}{reason}"
+        )
 
-    def holds(self, options: Options) -> bool:
-        return (str(getattr(options, self.option)).partition(":")[0] in self.names) is not self.but
+    def holds(self, other: Any) -> bool:
+        return (other in self.names or str(other).partition(":")[0] in self.names) is not self.but
 
 
-@dataclass(frozen=True)
-class Range:
-    """Of a number: the smallest value, what all are greater than, and what all are smaller than."""
-
-    least: float = -math.inf
-    above: float = -math.inf
-    below: float = math.inf
-
-    def broken(self, value: float) -> str:
-        """The limits that a value does not keep, in words; empty if it keeps all."""
-        kept = {
-            f"at least {self.least:g}": value >= self.least,
-            f"greater than {self.above:g}": value > self.above,
-            f"below {self.below:,}": value < self.below,
-        }
-        broken = [words for words, holds in kept.items() if not holds]
-        finite = [words for words in broken if "inf" not in words]
-        return " and ".join(finite) or ("finite" if broken else "")
+_LIMITS = {"at least": operator.ge, "greater than": operator.gt, "below": operator.lt}
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,7 @@ class Option:
         group: its section in the documents.
         default: its value unless another is given.
         help: what it does, with values as code.
-        range: of a number.
+        range: of a number: what it is `at least`, `greater than` or `below`.
         registry: whose names it takes, with their settings.
         needs: without which it has no effect.
         flag: whether it is a flag of the command line; `--set` takes all.
@@ -91,7 +86,7 @@ class Option:
     group: str
     default: Any
     help: str
-    range: Range = Range()
+    range: Mapping[str, float] = field(default_factory=dict)
     registry: Registry | None = None
     needs: tuple[Needs, ...] = ()
     flag: bool = False
@@ -99,37 +94,29 @@ class Option:
     name: str = ""
     type: Any = None
 
-    def read(self, text: str) -> Any:
-        """The value that a text stands for."""
+    def accept(self, value: Any, read: Callable[[Any, Any], Any] = accepted_value) -> Any:
+        """The value as it is kept, if the option may have it; `read_value` reads it from a text."""
         try:
-            return read_value(text, self.type)
+            value = read(value, self.type)
         except ValueError:
-            raise self._wrong_type(text) from None
-
-    def accept(self, value: Any) -> Any:
-        """The value as it is kept, if the option may have it."""
-        try:
-            value = accepted_value(value, self.type)
-        except ValueError:
-            raise self._wrong_type(value) from None
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if number and (broken := self.range.broken(value)):
-            raise ConfigError(f"{self.name} is {broken}; got {value}")
+            raise ConfigError(f"{self.name} is {value_rule(self.type)}; got {value!r}") from None
+        if type(value) in (int, float):
+            broken = [f"{w} {limit:,}" for w, limit in self.range.items() if not _LIMITS[w](value, limit)]
+            if broken or math.isinf(value):
+                raise ConfigError(f"{self.name} is {' and '.join(broken) or 'finite'}; got {value}")
         return value
 
-    def _wrong_type(self, value: Any) -> ConfigError:
-        return ConfigError(f"{self.name} is {value_rule(self.type)}; got {value!r}")
-
-    def require_effect(self, options: Options) -> None:
-        """Refuse a value that changes nothing, beside those of other options."""
-        value = getattr(options, self.name)
+    def require_effect(self, value: Any, known: Mapping[str, Any]) -> None:
+        """Refuse a value that changes nothing, beside those of other options as far as they are known."""
+        if value == self.default:
+            return
         for need in self.needs:
-            if value != self.default and not need.holds(options):
-                other = f"another {need.option}" if need.but else f"{need.option}={need.names[0]}"
+            other = known.get(need.option, need)
+            if other is not need and need.of in (None, value) and not need.holds(other):
+                choice = f"another value of {need.option}" if need.but else f"{need.option}={need.names[0]}"
                 raise ConfigError(
                     f"{self.name} has an effect only if {need}; got {self.name}={value_text(value)} with "
-                    f"{need.option}={getattr(options, need.option)}: leave {self.name} at {value_text(self.default)}, or "
-                    f"choose {other}"
+                    f"{need.option}={value_text(other)}: leave {self.name} at {value_text(self.default)}, or choose {choice}"
                 )
 
 
@@ -137,39 +124,46 @@ def _declared(group: str, default: Any, help: str, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(group, default, help, **more)})
 
 
-_data, _model, _training, _run = (
-    functools.partial(_declared, group) for group in ("Data", "Model", "Training", "Run")
-)
-_COUNT, _SOME = Range(0, below=2**31), Range(1, below=2**31)  # more of anything is a slip of the finger
-_SEED = Range(0, below=2**40)  # room for the number of an epoch beside it
-_POSITIVE, _SHARE = Range(above=0), Range(0, below=1)
-_AMOUNT = Range(0)
+_data, _training, _run = (functools.partial(_declared, group) for group in ("Data", "Training", "Run"))
+DESCRIBED = Needs("layers", (None,), but=True, because="a model that was built in Python has its own")
+
+
+def _model(default: Any, help: str, needs: tuple[Needs, ...] = (), **more: Any) -> Any:
+    return _declared("Model", default, help, needs=(*needs, DESCRIBED), **more)
+
+
+MOST = 2**31
+"""Of whatever is counted: more is a slip of the finger."""
+_COUNT, _SOME = {"at least": 0, "below": MOST}, {"at least": 1, "below": MOST}
+_SEED = {"at least": 0, "below": 2**40}  # room for the number of an epoch beside it
+_POSITIVE, _AMOUNT, _SHARE = {"greater than": 0}, {"at least": 0}, {"at least": 0, "below": 1}
 
 _IN_FILES = Needs("data", ("mnist",), but=True)
 _IN_SEQUENCES = Needs("conditioner", ("transformer", "recurrent"))
-_NOT_IN_COUPLINGS = Needs(
-    "conditioner", ("coupling",), but=True, because="a coupling sees the running state alone"
-)
 _IN_MIXTURES = Needs("mixture", ("none",), but=True)
 
-
-def _outside_mixtures(because: str) -> tuple[Needs, ...]:
-    return (Needs("mixture", ("none",), because=because),)
-
-
+_STATE_ALONE = Needs(
+    "conditioner", ("coupling",), but=True, because="a coupling sees the running state alone"
+)
+_ORDERED = Needs("conditioner", ("coupling",), but=True, because="a coupling has a mask and no ordering")
 _ONE_LAYER = "a mixture is of flows of one layer, trained by their exact likelihood"
+_OUTSIDE_MIXTURES = Needs("mixture", ("none",), because=_ONE_LAYER)
 
 
 @dataclass(frozen=True)
 class Options:
-    """Everything that a run depends on; `config.json` holds all of it. docs/options.md lists them, from these declarations."""
+    """Everything that a run depends on; `config.json` holds all of it. docs/options.md lists them, from these declarations.
+
+    An option that would change nothing is refused. Without `layers` the model is made in Python: what it is, and what then has
+    no effect, is known when a run begins.
+    """
 
     data: str = _data("mnist", "`mnist`, or a .npy, .npz or .csv file", flag=True)
     categories: int | None = _data(
         None,
         "how many values every column of a file has, the integers from 0; by default those that occur. For images some of "
         "whose pixels never vary",
-        range=Range(2, below=2**31),
+        range={"at least": 2, "below": MOST},
         needs=(_IN_FILES,),
     )
     validation: float | None = _data(
@@ -190,7 +184,9 @@ class Options:
         "named options, see `xorflow recipes`",
         flag=True,
     )
-    layers: int | None = _model(1, "the depth", range=_SOME, needs=_outside_mixtures(_ONE_LAYER), flag=True)
+    layers: int | None = _declared(
+        "Model", 1, "the depth", range=_SOME, needs=(_OUTSIDE_MIXTURES,), flag=True
+    )
     conditioner: str = _model("made", "the network of each layer", registry=CONDITIONERS, flag=True)
     skip: float = _model(
         0.0,
@@ -203,10 +199,12 @@ class Options:
         "natural",
         "`natural`, `reversed`, `alternating`, `random`, `random:SEED`, of images also `columns`, `columns-reversed`, "
         "`outward` and `inward`; or one a layer, with commas",
-        needs=_outside_mixtures("which names its own"),
+        needs=(Needs("mixture", ("none",), because="which names its own"), _ORDERED),
     )
     mixture: str = _model(
-        "none", "the orderings, with commas, of several flows that are mixed; or how many of the usual ones"
+        "none",
+        "the orderings, with commas, of several flows that are mixed; or how many of the usual ones",
+        needs=(_ORDERED,),
     )
     shared: bool = _model(
         True, "the flows of a mixture share one network", needs=(_IN_MIXTURES, _IN_SEQUENCES)
@@ -214,17 +212,15 @@ class Options:
     variant: Literal["state", "chain"] = _model(
         "state",
         "layers see the running `state`, or each the choices of the layer before, a `chain`, in one ordering",
-        needs=(_NOT_IN_COUPLINGS,),
+        needs=(_STATE_ALONE, Needs("layers", (1,), but=True, because="the first layer is the same in both")),
     )
-    own: bool = _model(
-        False, "each layer also sees its own choices that came before", needs=(_NOT_IN_COUPLINGS,)
-    )
+    own: bool = _model(False, "each layer also sees its own choices that came before", needs=(_STATE_ALONE,))
     posterior: str = _model(
         "none",
         "the network from which layers are drawn in training: `mlp` sees all data, `made` those up to each feature; "
         "`linear`, in all data, and `diagonal`, in each feature's own value, correct the generator",
         registry=POSTERIORS,
-        needs=_outside_mixtures(_ONE_LAYER),
+        needs=(_OUTSIDE_MIXTURES,),
     )
     transform: str = _model("shift", "what is chosen, modulo K", registry=TRANSFORMS)
     base: str = _model("learned", "the distribution of y", registry=BASES, flag=True)
@@ -253,7 +249,9 @@ class Options:
     )
     warmup: int = _training(0, "steps over which the learning rate rises", range=_COUNT)
     optimiser: Literal["adam", "adamw", "muon", "sgd"] = _training(
-        "adam", "`muon` is AdamW but for matrices within transformers and recurrent networks"
+        "adam",
+        "`muon` is AdamW but for matrices within transformers and recurrent networks",
+        needs=(dataclasses.replace(_IN_SEQUENCES, of="muon"),),
     )
     weight_decay: float = _training(0.0, "of matrices, not of biases, embeddings or the base", range=_AMOUNT)
     clip: float = _training(0.0, "the largest norm of the gradient; 0: unlimited", range=_AMOUNT)
@@ -268,12 +266,14 @@ class Options:
     compile: bool = _training(
         False,
         "compile a transformer's blocks on CUDA: a minute at the start, and quicker steps; elsewhere nothing",
+        needs=(Needs("conditioner", ("transformer",)),),
     )
     validate_every: int = _training(1, "epochs between validations", range=_SOME)
     patience: int | None = _training(
         None,
         "stop after so many validations without better weights; by default after all epochs",
         range=_SOME,
+        needs=(Needs("validation", (0,), but=True),),
     )
     select: Literal["likelihood", "greedy"] = _training(
         "likelihood",
@@ -295,21 +295,24 @@ class Options:
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
             object.__setattr__(self, name, option.accept(getattr(self, name)))
-        if (
-            self.layers is not None
-        ):  # a model, and an estimator, that were made in Python may be of other classes
-            for name, option in OPTIONS.items():
-                if option.registry is not None:
-                    option.registry.read(getattr(self, name))
+            # a model, and an estimator, that were made in Python may be of other classes
+            if option.registry is not None and self.layers is not None:
+                option.registry.read(getattr(self, name))
         if self.recipe != recipes.NONE:
             recipes.check_data(self.recipe, self.data)
-        for option in OPTIONS.values():
-            option.require_effect(self)
+        self.require_effects()
         if self.init not in INITS and "/" not in self.init and "\\" not in self.init:
             raise ConfigError(
                 f"init is one of {', '.join(INITS)}, or the folder of a run, written with a slash, as in ./runs/demo; "
                 f"got {self.init!r}"
             )
+
+    def require_effects(self, **actual: Any) -> None:
+        """Refuse an option that changes nothing beside the others, or beside what `actual` says of model and data instead."""
+        unknown = () if self.layers is not None else set(OF_A_MODEL) - {"layers"}
+        known = {name: value for name, value in vars(self).items() if name not in unknown} | actual
+        for name, option in OPTIONS.items():
+            option.require_effect(getattr(self, name), known)
 
     def to_json(self) -> dict[str, Any]:
         """As `config.json` holds them."""
@@ -371,7 +374,7 @@ def hint(name: str) -> str:
 
 def read_texts(texts: Mapping[str, str]) -> dict[str, Any]:
     """The values that texts stand for, by the names of options."""
-    return {name: find_option(name).read(text) for name, text in texts.items()}
+    return {name: find_option(name).accept(text, read_value) for name, text in texts.items()}
 
 
 def from_mapping(given: Mapping[str, Any], origin: str = "") -> Options:
@@ -402,8 +405,6 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The content of a .toml file."""
     try:
         return tomllib.loads(read_bytes(path, _MOST_TOML).decode())
-    except FileNotFoundError:
-        raise ConfigError(f"--config names a file that is not there: {path}") from None
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # no text, no TOML, numbers that are too long
@@ -424,12 +425,6 @@ def check_version(content: Mapping[str, Any], path: Path) -> None:
     version = content.get("version")
     if version != CONFIG_VERSION:
         raise ConfigError(
-            f"{path} has version {version!r}, this xorflow reads version {CONFIG_VERSION}; {_origin(version)}"
+            f"{path} has version {version!r}, and this xorflow reads {CONFIG_VERSION}; open it with the version that wrote it, "
+            "or train again"
         )
-
-
-def _origin(version: object) -> str:
-    if isinstance(version, int) and 1 <= version < CONFIG_VERSION:
-        return "an earlier xorflow wrote it, which wrote options or models otherwise: train again, or open it with that version"
-    is_newer = isinstance(version, int) and version > CONFIG_VERSION
-    return "a newer xorflow wrote it: install that" if is_newer else "xorflow did not write it"

@@ -1,27 +1,38 @@
-"""The folder of a run: which one may be used, what is written when a run begins, and a finished run read back."""
+"""The folder of a run: who may write there, its configuration, metrics and result, and a finished run read back."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from torch import nn
 
-from xorflow._files import Lock, inside, is_left_over, read_json, remove_half_written, write_json
+from xorflow._devices import resolve_device
+from xorflow._files import (
+    MOST_JSON,
+    Lock,
+    inside,
+    is_left_over,
+    read_bytes,
+    read_json,
+    remove_half_written,
+    write_bytes,
+    write_json,
+)
 from xorflow.data import Codec, Dataset
 from xorflow.errors import CheckpointError, ConfigError, DataError
 from xorflow.flows import LatentFlow
 from xorflow.training.build import build_data
+from xorflow.training.checkpoint import has_tensors, install, read_weights
 from xorflow.training.config import CONFIG_VERSION, Options, check_version, options_of_config
-from xorflow.training.devices import resolve_device
-from xorflow.training.registry import Trainable, flow_to_spec, model_for
-from xorflow.training.storage import has_tensors, install, read_weights
+from xorflow.training.registry import Trainable, accepted_value, flow_to_spec, model_for
 
 # ---- who writes ----
 
@@ -125,15 +136,10 @@ def data_of_run(
     run: Path, options: Options, kept: Mapping[str, Any], dataset: Dataset | None = None
 ) -> Dataset:
     """The data that a run began with, loaded again unless given; other data are refused."""
-    if options.layers is None and options.data != "mnist" and not Path(options.data).exists():
+    if dataset is None and options.data != "mnist" and not Path(options.data).exists():
         raise ConfigError(
             f"the run in {run} is of data named {options.data!r}, which are no file, seen from this folder; go to the folder "
             "where they are or, if fit() was given them, use xorflow.load and xorflow.evaluate in Python"
-        )
-    if options.data != "mnist" and dataset is None and not Path(options.data).exists():
-        raise ConfigError(
-            f"the run in {run} was trained on the file {options.data}, which is not there, seen from this folder; "
-            "go to the folder where it was trained, or put the file back"
         )
     dataset = dataset or build_data(options)
     came = _data_format(dataset)
@@ -171,13 +177,15 @@ def read_config_file(run: Path) -> dict[str, Any]:
     return config
 
 
-_NUMBER = (int, float)
+INCOMPLETE = "incomplete"
+"""Under which key a result has the parts whose figures could not be computed, with the reasons."""
+
 _FIGURES: dict[str, Any] = {
-    "nll": _NUMBER, "kind": str, "stderr": (*_NUMBER, NoneType), "bits_per_dim": _NUMBER, "rows": int,
-    "greedy_nll": _NUMBER, "refit_nll": _NUMBER, "floor": _NUMBER,
+    "nll": float, "kind": str, "stderr": float | None, "bits_per_dim": float, "rows": int,
+    "greedy_nll": float, "refit_nll": float, "floor": float,
 }  # fmt: skip
-_RESULT: dict[str, Any] = {"device": str, "parameters": int, "seconds": _NUMBER, "data": dict}
-_OF_ONE: dict[str, Any] = {"seed": int, "epochs": int, "independent_nll": (*_NUMBER, NoneType)}
+_RESULT: dict[str, Any] = {"device": str, "parameters": int, "seconds": float, "data": dict}
+_OF_ONE: dict[str, Any] = {"seed": int, "epochs": int, "independent_nll": float | None}
 _OF_SEVERAL: dict[str, Any] = {"how": str, "runs": list, "seeds": list}
 """What others than people read in a `result.json`: of a part of the data, of every run, of one trained here, of a mixture."""
 
@@ -186,25 +194,92 @@ def read_result(run: Path) -> dict[str, Any]:
     """The content of a finished run's `result.json`, as far as it is read by programs as it should be."""
     path = inside(run, "result.json")
     result = read_json(path, "the result")
-    faults = _faults(result, _RESULT | (_OF_SEVERAL if "how" in result else _OF_ONE))
-    for part in ("test", "validation"):
-        if part in result:
-            figures = result[part]
-            faults += [part] if not isinstance(figures, dict) else _faults(figures, _FIGURES)
-    faults = faults or _faults(result["data"], {"name": str})
-    if faults:
-        raise CheckpointError(
-            f"{path} is damaged: {faults[0]!r} is not there, or not whole; restore it, or train again"
-        )
+    records: list[tuple[Any, Mapping[str, Any]]] = [
+        (result, _RESULT | (_OF_SEVERAL if "how" in result else _OF_ONE))
+    ]
+    records += [(result[part], _FIGURES) for part in ("test", "validation") if part in result]
+    records += [(result.get("data"), {"name": str})]
+    records += [(result, {INCOMPLETE: Mapping[str, str]})] if INCOMPLETE in result else []
+    for record, kinds in records:
+        for key, kind in kinds.items():
+            try:
+                accepted_value(record[key], kind)
+            except (KeyError, TypeError, ValueError):
+                raise CheckpointError(
+                    f"{path} is damaged: {key!r} is not there, or not whole; restore it, or train again"
+                ) from None
     return result
 
 
-def _faults(record: Mapping[str, Any], kinds: Mapping[str, Any]) -> list[str]:
-    return [
-        key
-        for key, kind in kinds.items()
-        if key not in record or not isinstance(record[key], kind) or isinstance(record[key], bool)
-    ]
+# ---- metrics ----
+
+
+class MetricsLog:
+    """`metrics.jsonl`, one record an epoch, and TensorBoard events if asked for; without a folder it keeps nothing."""
+
+    def __init__(self, folder: Path | None, *, tensorboard: bool) -> None:
+        self._path = None if folder is None else folder / "metrics.jsonl"
+        self._tensorboard, self._events = tensorboard, None
+
+    def begin(self, epochs: int) -> None:
+        """Drop records after so many epochs: they are of a time that the resumed run will live again."""
+        if self._path is not None:
+            self._events = _event_writer(self._path.parent) if self._tensorboard else None
+            try:
+                old = read_metrics(self._path)
+            except FileNotFoundError:
+                old = []
+            except OSError as error:
+                raise CheckpointError(
+                    f"metrics cannot be read: {self._path}: {error.strerror}; remove what is there"
+                ) from None
+            kept = [json.dumps(record) + "\n" for record in old if record["epoch"] <= epochs]
+            write_bytes(self._path, "".join(kept).encode())
+
+    def write(self, record: dict[str, Any]) -> None:
+        if self._path is not None:
+            try:
+                with self._path.open("a", encoding="utf-8") as stream:
+                    stream.write(json.dumps(record, allow_nan=False) + "\n")
+            except OSError as error:
+                raise CheckpointError(
+                    f"could not write {self._path}: {error.strerror}; make room, and continue with --resume"
+                ) from error
+        if self._events is not None:
+            for name in record.keys() - {"epoch", "step"}:
+                self._events.add_scalar(name, record[name], record["step"])
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a `metrics.jsonl`, up to a line that is none, as the last one that a killed run left half written."""
+    records = []
+    for line in read_bytes(path, MOST_JSON).decode(errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if not (isinstance(record, dict) and isinstance(record.get("epoch"), int)):
+            break
+        records.append(record)
+    return records
+
+
+def require_tensorboard() -> None:
+    if find_spec("tensorboard") is None:
+        raise ConfigError(
+            "tensorboard needs the package tensorboard, which is not installed: "
+            "pip install 'xorflow[tensorboard]'"
+        )
+
+
+def _event_writer(folder: Path) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder / "tensorboard"))
 
 
 # ---- a finished run ----
@@ -257,13 +332,15 @@ def open_run(run: Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Modu
 def _checked_shape(
     kept: Mapping[str, Any], flow: Trainable, codec: Codec | None, path: Path
 ) -> tuple[int, ...] | None:
-    """The shape of a row, if it is one that the model's features have; the codec must have its categories."""
-    if codec is not None and any(
-        k > size for k, size in zip(codec.categories, flow.states.sizes, strict=False)
+    """The shape of a row, if it is one that the model's features have; the codec must have its columns and categories."""
+    sizes = flow.states.sizes
+    if codec is not None and (
+        len(codec.values) != len(sizes)
+        or any(k > size for k, size in zip(codec.categories, sizes, strict=True))
     ):
-        raise CheckpointError(f"{path} is damaged: its codec has other categories than its model; restore it")
-    if codec is not None and len(codec.values) != flow.features:
-        raise CheckpointError(f"{path} is damaged: its codec has other columns than its model; restore it")
+        raise CheckpointError(
+            f"{path} is damaged: its codec has other columns or categories than its model; restore it"
+        )
     shape = kept.get("shape")
     if shape is None:
         return None

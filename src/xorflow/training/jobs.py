@@ -6,6 +6,7 @@ One at a time, runs are made in this process; several at a time, each is a proce
 from __future__ import annotations
 
 import functools
+import logging
 import multiprocessing
 import os
 import signal
@@ -69,7 +70,7 @@ class Outcome:
 class JobObserver(Protocol):
     """What watches many runs: it is told of one outcome at a time, and when the runs are told to stop."""
 
-    def on_outcome(self, outcome: Outcome, done: int, total: int) -> None: ...
+    def on_outcome(self, outcome: Outcome) -> None: ...
     def on_stop(self) -> None: ...
 
 
@@ -98,11 +99,10 @@ def run_jobs(
     """
     if workers < 1:
         raise ConfigError(f"--jobs is at least 1; got {workers}")
-    workers = min(workers, len(jobs))
     load = functools.lru_cache(maxsize=1)(build_data)  # jobs on the same data mostly follow each other
     _check(jobs, load)
     processes: _Processes = {}
-    if workers > 1:
+    if min(workers, len(jobs)) > 1:
         load.cache_clear()  # each process loads its own
         made = _made_in_processes(jobs, workers, processes)
     else:
@@ -112,10 +112,11 @@ def run_jobs(
         try:
             for outcome in made:
                 if finish is not None and outcome.error is None:
-                    outcome = _outcome(outcome.job, functools.partial(_finished, outcome, finish))
+                    _, error = _attempted(finish, outcome.job)
+                    outcome = Outcome(outcome.job, None if error else outcome.result, error)
                 outcomes[outcome.job.out] = outcome
                 if observer is not None:
-                    observer.on_outcome(outcome, len(outcomes), len(jobs))
+                    observer.on_outcome(outcome)
         except (Interrupted, KeyboardInterrupt) as stop:
             if observer is not None:
                 observer.on_stop()
@@ -125,7 +126,7 @@ def run_jobs(
     return [outcomes[job.out] for job in jobs]
 
 
-def make_run(job: Job, *, dataset: Dataset | None = None) -> dict[str, Any]:
+def make_run(job: Job, dataset: Dataset | None = None) -> dict[str, Any]:
     """The result of a job's run, begun or gone on with as its folder has it; `dataset` is its data, if loaded."""
     if job.begun:
         trainer = resume_run(job.out, job.options.to_json(), dataset=dataset)
@@ -134,21 +135,17 @@ def make_run(job: Job, *, dataset: Dataset | None = None) -> dict[str, Any]:
     return finished_result(job.out) if trainer is None else finish_run(trainer)
 
 
-def _outcome(job: Job, make: Callable[[], dict[str, Any] | None]) -> Outcome:
+def _attempted(make: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None]:
+    """What a call returns, or else, in one line, why it failed."""
     try:
-        return Outcome(job, make(), None)
+        return make(*arguments), None
     except Interrupted:
         raise
     except UserError as error:
-        text = str(error)
-    except Exception as error:  # a bug in one run must not take the others with it
-        text = f"{type(error).__name__}: {error}"
-    return Outcome(job, None, in_one_line(text))
-
-
-def _finished(outcome: Outcome, finish: Callable[[Job], object]) -> dict[str, Any] | None:
-    finish(outcome.job)
-    return outcome.result
+        return None, in_one_line(str(error))
+    except Exception as error:  # a bug in one run must not take the others with it; nor is it hidden
+        logging.getLogger("xorflow").exception("a fault of xorflow itself:")
+        return None, in_one_line(f"{type(error).__name__}: {error}")
 
 
 def _data_options(options: Options) -> Options:
@@ -159,7 +156,7 @@ def _made_here(jobs: Iterable[Job], load: Callable[[Options], Dataset]) -> Itera
     """One run after the other."""
     for job in jobs:
         dataset = None if job.begun else load(_data_options(job.options))
-        yield _outcome(job, lambda job=job, dataset=dataset: make_run(job, dataset=dataset))
+        yield Outcome(job, *_attempted(make_run, job, dataset))
 
 
 # ---- processes ----
@@ -171,17 +168,19 @@ _POLL_SECONDS = 0.1
 """A signal that another thread takes does not wake the one that waits."""
 _INTERRUPTED = 130
 """The code with which a process ends that was told to stop, and has saved."""
+_ENDINGS = dict.fromkeys((_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM), "was told to stop")
+_ENDINGS[-9] = "was ended by signal 9 (by hand, or for want of memory)"
 
 
 def _made_in_processes(jobs: Iterable[Job], workers: int, processes: _Processes) -> Iterator[Outcome]:
     """At most so many runs at a time."""
-    waiting = list(reversed(list(jobs)))
+    waiting = [*jobs][::-1]
     threads = max(1, (os.cpu_count() or 1) // workers)
     while waiting or processes:
         while waiting and len(processes) < workers:
             job = waiting.pop()
             if (job.out / "result.json").exists():
-                yield _outcome(job, functools.partial(make_run, job))
+                yield Outcome(job, *_attempted(make_run, job))
             else:
                 _begin(job, threads, processes)
         for receiver in wait(list(processes), _POLL_SECONDS):
@@ -203,15 +202,12 @@ def _received(job: Job, process: SpawnProcess, receiver: Any) -> Outcome:
     """What a process sent, or else how it ended."""
     try:
         result, error = receiver.recv()
-    except EOFError:
+    except (EOFError, OSError):  # of what was sent in part, too
         process.join()
         code = process.exitcode or 0
-        result, error = None, f"its process ended with code {code}"
-        if code in (_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM):
-            error = "its process was told to stop; continue it with --resume"
-        elif code < 0:
-            reason = " (by hand, or for want of memory)" if code == -signal.SIGKILL else ""
-            error = f"its process was ended by signal {-code}{reason}; continue it with --resume"
+        how = "ended with code" if code > 0 else "was ended by signal"
+        how = _ENDINGS.get(code, f"{how} {abs(code)}")
+        result, error = None, f"its process {how}; continue it with --resume"
     process.join()
     return Outcome(job, result, error)
 
@@ -236,8 +232,7 @@ def _work(job: Job, sender: Any, threads: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with handled_signals({signal.SIGTERM: signal.default_int_handler}):
         try:
-            outcome = _outcome(job, functools.partial(make_run, job))
-            sender.send((outcome.result, outcome.error))
+            sender.send(_attempted(make_run, job))
         except (Interrupted, KeyboardInterrupt):
             sys.exit(_INTERRUPTED)
 
@@ -265,7 +260,7 @@ def _check(jobs: Sequence[Job], load: Callable[[Options], Dataset]) -> None:
             if job.begun:
                 _require_unchanged(job)
                 continue
-            _check_folder(job.out)
+            require_free(job.out)
             if kind not in checked:
                 checked.add(kind)
                 check_run(job.options, load(_data_options(job.options)), model=job.model)
@@ -280,19 +275,6 @@ def first_problem(problems: Mapping[str, str]) -> str:
     (where, text), *others = problems.items()
     line = f"{where}: {text}" if where else text
     return line + (f"; there are problems in {', '.join(name for name, _ in others)} too" if others else "")
-
-
-def _check_folder(out: Path) -> None:
-    """Refuse a folder that can't become a run's."""
-    try:
-        require_free(out)
-        if (out.parent / "config.json").exists():
-            raise ConfigError(f"--out {out} lies in the folder of another run; choose another --out")
-        nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise ConfigError(f"--out {out} cannot be made: {nearest} is read-only; choose another folder")
-    except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written: {error.strerror}; choose another folder") from None
 
 
 def _require_unchanged(job: Job) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xorflow._cuda import devices
+from xorflow import _devices as devices
 from xorflow._cuda.steps import FusedAdam
 from xorflow.conditioners import MaskedLinear
 from xorflow.conditioners.linear import Table
@@ -25,53 +25,38 @@ def make_optimiser(module: nn.Module, options: Options, device: torch.device) ->
     decaying a bias or the base would pull the likelihood itself, and embeddings and gains are no maps whose size it would
     limit.
     """
-    groups = _groups(module, options.weight_decay)
-    if options.optimiser == "muon":
-        return _muon(module, groups, options, device)
-    return _make(groups, _seen(module), options, device)
-
-
-def _make(
-    groups: list[dict[str, Any]], seen: Mapping[Tensor, Tensor], options: Options, device: torch.device
-) -> torch.optim.Optimizer:
-    rate = _rate(options, device)
+    muon, capturable = options.optimiser == "muon", devices.captures(device)
+    groups = _groups(module, options.weight_decay, hidden_matrices(module) if muon else {})
+    rate = torch.tensor(options.lr, device=device) if capturable else options.lr
+    if muon:
+        return Muon(groups, lr=rate, fused=True, capturable=capturable)
     if options.optimiser == "sgd":
         return torch.optim.SGD(groups, lr=rate, fused=True)
     decoupled = options.optimiser == "adamw"
     plain = all(p.dtype == torch.float32 for group in groups for p in group["params"])
     if isinstance(rate, Tensor) and devices.has_kernels(device) and plain:
-        return FusedAdam(groups, lr=rate, decoupled=decoupled, seen=seen)
+        return FusedAdam(groups, lr=rate, decoupled=decoupled, seen=_seen(module))
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-    return kind(groups, lr=rate, fused=True, capturable=devices.captures(device))
+    return kind(groups, lr=rate, fused=True, capturable=capturable)
 
 
-def _muon(module: nn.Module, groups: list[dict[str, Any]], options: Options, device: torch.device) -> Muon:
-    """Hidden matrices leave their groups for those of their own."""
-    matrices = {
-        count: [p for p in weights if p.requires_grad] for count, weights in hidden_matrices(module).items()
+def _groups(
+    module: nn.Module, weight_decay: float, hidden: Mapping[int, list[Tensor]]
+) -> list[dict[str, Any]]:
+    """Parameters by whether they decay, and by how many matrices for Muon lie below one another in them."""
+    parts = {id(p): count for count, weights in hidden.items() for p in weights}
+    decaying = {
+        id(p)
+        for layer in module.modules()
+        if isinstance(layer, nn.Linear | Table | nn.RNNBase)
+        for name, p in layer.named_parameters(recurse=False)
+        if name.startswith("weight")
     }
-    taken = {id(p) for weights in matrices.values() for p in weights}
-    others = [group | {"params": [p for p in group["params"] if id(p) not in taken]} for group in groups]
-    hidden = [{"params": p, "weight_decay": options.weight_decay, "parts": n} for n, p in matrices.items()]
-    groups = [group for group in (*hidden, *others) if group["params"]]
-    return Muon(groups, lr=_rate(options, device), fused=True, capturable=devices.captures(device))
-
-
-def _rate(options: Options, device: torch.device) -> float | Tensor:
-    return torch.tensor(options.lr, device=device) if devices.captures(device) else options.lr
-
-
-def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    if not weight_decay:  # one group less to go through in every step
-        return [{"params": [p for p in module.parameters() if p.requires_grad], "weight_decay": 0.0}]
-    matrices = [m.weight for m in module.modules() if isinstance(m, nn.Linear | Table)]
-    cells = [m for m in module.modules() if isinstance(m, nn.RNNBase)]
-    matrices += [p for m in cells for name, p in m.named_parameters() if name.startswith("weight")]
-    chosen = {id(p) for p in matrices}
-    others = [p for p in module.parameters() if p.requires_grad and id(p) not in chosen]
-    matrices = [p for p in matrices if p.requires_grad]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+    groups: dict[tuple[int, float], list[Tensor]] = defaultdict(list)
+    for p in module.parameters():
+        if p.requires_grad:
+            groups[parts.get(id(p), 0), weight_decay if id(p) in decaying else 0.0].append(p)
+    return [{"params": ps, "parts": count, "weight_decay": decay} for (count, decay), ps in groups.items()]
 
 
 def _seen(module: nn.Module) -> dict[Tensor, Tensor]:

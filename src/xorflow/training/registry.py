@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -348,12 +349,10 @@ class _Reader:
         return made
 
     def _call(self, name: Any, given: dict[str, Any]) -> Any:
-        if not isinstance(name, str):
-            raise _unreadable(f"the name of a part is {name!r}")
-        if name not in self._makers:
+        if not isinstance(name, str) or name not in self._makers:
             raise CheckpointError(
                 f"this run uses a part named {name!r}, which xorflow does not have; "
-                f"open it with xorflow.load(RUN, parts={{{name!r}: YourClass}})"
+                f"open it with xorflow.load(RUN, parts={{{str(name)!r}: YourClass}})"
             )
         maker, checked = self._makers[name], name not in self._own
         signature = inspect.signature(maker, eval_str=checked)
@@ -427,12 +426,8 @@ def _count(func: Callable[..., Any], args: tuple[Any, ...]) -> int:
     if func in _MAKERS:
         first = args[0] if args and not isinstance(args[0], int) else args
         return math.prod(size for size in first if isinstance(size, int))
-    shapes = [argument.shape for argument in args if isinstance(argument, Tensor)]
-    widths = [1] * max((len(shape) for shape in shapes), default=0)
-    for shape in shapes:
-        for place, size in enumerate(reversed(shape)):
-            widths[place] = max(widths[place], size)
-    return math.prod(widths)
+    shapes = [reversed(argument.shape) for argument in args if isinstance(argument, Tensor)]
+    return math.prod(map(max, itertools.zip_longest(*shapes, fillvalue=1)))
 
 
 # ---- what can be named ----

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xorflow import evaluate
+from xorflow._devices import bf16_autocast, out_of_memory_as_error
 from xorflow.data import Dataset, Split
 from xorflow.errors import EvaluationError, UserError
 from xorflow.evaluate import LogLikelihood, rows_at_a_time
 from xorflow.flows import Flow, LatentFlow, Mixture, refit_base
+from xorflow.training.build import category_counts, category_frequencies
 from xorflow.training.config import Options
-from xorflow.training.devices import bf16_autocast, out_of_memory_as_error
-from xorflow.training.init import category_counts, category_frequencies
+from xorflow.training.folder import INCOMPLETE
 from xorflow.training.registry import Trainable
 
 if TYPE_CHECKING:
@@ -27,17 +28,16 @@ _TRAIN_DRAW = 0
 def result_of(trainer: Trainer) -> dict[str, Any]:
     """What `result.json` holds of a run whose training has ended."""
     flow, dataset, options, progress = trainer.flow, trainer.dataset, trainer.options, trainer.progress
+    failed: dict[str, str] = {}
     parts = ("test", "validation")
-    likelihoods, failed = reported(flow, dataset, options.evaluation_samples, parts, options.precision)
-    reference = dataset.test or dataset.validation
-    independent = None if reference is None else independent_nll(dataset, reference)
-    reached = likelihoods.get("test" if dataset.test else "validation")
-    warning = worse_than_independent(reached, independent, options)
-    return {
-        **likelihoods,
-        **({INCOMPLETE: failed} if failed else {}),
-        "independent_nll": independent,
-        **({} if warning is None else {"warning": warning}),
+    result: dict[str, Any] = report(
+        flow, dataset, options.evaluation_samples, parts, options.precision, failed=failed
+    )
+    if failed:
+        result[INCOMPLETE] = failed
+    held_out = dataset.test or dataset.validation
+    result |= {
+        "independent_nll": None if held_out is None else independent_nll(dataset, held_out),
         "seed": options.seed,
         "epochs": progress.epoch,
         "best_epoch": progress.best_epoch,
@@ -49,21 +49,26 @@ def result_of(trainer: Trainer) -> dict[str, Any]:
         "data": dataset.describe(),
         **({} if trainer.not_captured is None else {"not_captured": trainer.not_captured}),
     }
+    return with_warning(result, options)
 
 
-INCOMPLETE = "incomplete"
-"""Under which key a result has the parts whose figures could not be computed, with the reasons."""
+def with_warning(result: dict[str, Any], options: Options) -> dict[str, Any]:
+    """The result, and what to try if its model is no better than one that ignores how features depend on each other."""
+    part = "test" if "test" in result | result.get(INCOMPLETE, {}) else "validation"
+    warning = worse_than_independent(result.get(part), result["independent_nll"], options)
+    return result if warning is None else result | {"warning": warning}
 
 
 def require_complete(result: dict[str, Any], run: Path | None = None) -> dict[str, Any]:
     """The result, unless something in it could not be computed."""
-    if INCOMPLETE not in result:
+    failed = result.get(INCOMPLETE)
+    if not failed:
         return result
-    parts, (reason, *_) = " and ".join(result[INCOMPLETE]), result[INCOMPLETE].values()
     kept = "the flow is trained" if run is None else f"the run in {run} is trained, and its weights are kept"
     advice = "use xorflow.evaluate" if run is None else f"complete it with: xorflow evaluate {run}"
     raise EvaluationError(
-        f"{kept}, but its likelihood on {parts} data could not be computed: {reason}; {advice}"
+        f"{kept}, but its likelihood on {' and '.join(failed)} data could not be computed: {next(iter(failed.values()))}; "
+        f"{advice}"
     )
 
 
@@ -74,15 +79,17 @@ def worse_than_independent(
     if figures is None or independent is None or figures["nll"] <= independent:
         return None
     exact = figures["kind"] == "exact"
-    ways = ["train longer (epochs)"]
-    ways += [] if options.base.startswith("learned") else ["let the base learn (base=learned)"]
-    ways += [] if options.init == "data" else ["begin at independent columns (init=data)"]
-    ways += [] if exact else ["evaluate with more samples (evaluation_samples), for a bound may be loose"]
-    by_likelihood = options.estimator.startswith("maximum-likelihood")
-    ways += [] if by_likelihood else ["train by estimator=maximum-likelihood"]
+    remedies = {
+        "train longer (epochs)": True,
+        "let the base learn (base=learned)": not options.base.startswith("learned"),
+        "begin at independent columns (init=data)": options.init != "data",
+        "evaluate with more samples (evaluation_samples), for a bound may be loose": not exact,
+        "train by estimator=maximum-likelihood": not options.estimator.startswith("maximum-likelihood"),
+    }
     return (
         f"this model {'has' if exact else 'has at most'} {figures['nll']:.2f} nats, and independent columns have "
-        f"{independent:.2f}: it has learned nothing of how columns depend on each other. Try to {', to '.join(ways)}"
+        f"{independent:.2f}: it has learned nothing of how columns depend on each other. Try to "
+        f"{', or to '.join(remedy for remedy, helps in remedies.items() if helps)}"
     )
 
 
@@ -90,16 +97,11 @@ def likelihood(
     flow: Trainable, split: Split, samples: int, seed: int = 0, memory: int | None = None
 ) -> LogLikelihood:
     """The best likelihood there is: exact if in closed form, otherwise the importance-sampled bound."""
-    if _is_exact(flow):
+    if flow.has_closed_form:
         return evaluate.exact(flow, split, memory=memory)
     assert isinstance(flow, LatentFlow)
     proposal = "q" if flow.has_posterior else "p"
     return evaluate.importance(flow, split, samples=samples, seed=seed, proposal=proposal, memory=memory)
-
-
-def _is_exact(flow: Trainable) -> bool:
-    """Whether its likelihood is one pass; in a mixture, always: nothing else can be trained."""
-    return isinstance(flow, Mixture) or flow.has_closed_form
 
 
 def refitted(
@@ -107,9 +109,13 @@ def refitted(
 ) -> Flow | Mixture:
     """The deterministic flow on a base fitted to its residuals on the training data; in a mixture, of each component."""
     with bf16_autocast(flow.device, precision):  # of residuals that are only counted
-        if isinstance(flow, Mixture):
-            return flow.of([_refitted(part, train, memory) for part in flow if isinstance(part, LatentFlow)])
-        return _refitted(flow, train, memory)
+        refit = [_refitted(component, train, memory) for component in latent_components(flow)]
+    return flow.of(refit) if isinstance(flow, Mixture) else refit[0]
+
+
+def latent_components(flow: Trainable) -> list[LatentFlow]:
+    """Of a mixture; a flow is the only one of itself."""
+    return flow.latent_components() if isinstance(flow, Mixture) else [flow]
 
 
 def _refitted(flow: LatentFlow, train: Split, memory: int | None) -> Flow:
@@ -127,47 +133,33 @@ def report(
     names: tuple[str, ...],
     precision: str = "auto",
     memory: int | None = None,
+    *,
+    failed: dict[str, str] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """For each named split that exists, every likelihood of this flow, in nats.
 
     Likelihoods are computed in the type of the weights. A `precision` of `bf16-mixed` rounds the products of passes over the
     training data and of those that say what the layers do, which would take longest. `memory` is about what any pass, or
-    importance samples, may take at a time.
+    importance samples, may take at a time. Where there is a dict `failed`, it takes the reasons why splits have no likelihood,
+    and the others are still there.
     """
-    figures, failed = reported(flow, dataset, samples, names, precision, memory)
-    if failed:
-        raise EvaluationError(
-            "; ".join(f"no likelihood on {name} data: {why}" for name, why in failed.items())
-        )
-    return figures
-
-
-def reported(
-    flow: Trainable,
-    dataset: Dataset,
-    samples: int,
-    names: tuple[str, ...],
-    precision: str = "auto",
-    memory: int | None = None,
-) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """What `report` gives, as far as it can be computed, and for each other split the reason why it cannot."""
     was_training = flow.training
-    flow.eval()
     figures: dict[str, dict[str, Any]] = {}
-    failed: dict[str, str] = {}
     refit: Flow | Mixture | None = None
-    for name in names:
-        split = dataset.parts.get(name)
-        if split is None:
-            continue
+    parts = {name: dataset.parts[name] for name in names if name in dataset.parts}
+    for name, split in parts.items():
+        flow.eval()
         try:
             with out_of_memory_as_error("lower --memory of xorflow evaluate, or use --device cpu"):
                 refit = refit or refitted(flow, dataset.train, precision, memory)
                 figures[name] = _report_split(flow, refit, split, samples, precision, memory)
         except UserError as error:
+            if failed is None:
+                raise
             failed[name] = str(error)
-    flow.train(was_training)
-    return figures, failed
+        finally:
+            flow.train(was_training)
+    return figures
 
 
 def require_finite(log_p: LogLikelihood, what: str) -> LogLikelihood:
@@ -185,20 +177,19 @@ def require_finite(log_p: LogLikelihood, what: str) -> LogLikelihood:
 def _report_split(
     flow: Trainable, refit: Flow | Mixture, split: Split, samples: int, precision: str, memory: int | None
 ) -> dict[str, Any]:
-    components = (
-        [part for part in flow if isinstance(part, LatentFlow)] if isinstance(flow, Mixture) else [flow]
-    )
     deterministic = [flow.greedy(), refit]
-    if _is_exact(flow):
+    if flow.has_closed_form:
         best, greedy, refitted_likelihood = evaluate.exact_each([flow, *deterministic], split, memory=memory)
     else:
         greedy, refitted_likelihood = evaluate.exact_each(deterministic, split, memory=memory)
         best = likelihood(flow, split, samples, memory=memory)
-    for log_p, what in ((best, "this split"), (greedy, "this split (most probable choices)")):
-        require_finite(log_p, what)
-    require_finite(refitted_likelihood, "this split (refitted base)")
+    found = {"": best, " (most probable choices)": greedy, " (refitted base)": refitted_likelihood}
+    for of, log_p in found.items():
+        require_finite(log_p, f"this split{of}")
     with bf16_autocast(flow.device, precision):
-        uses = [use for part in components for use in evaluate.layer_use(part, split, memory=memory)]
+        uses = [
+            use for part in latent_components(flow) for use in evaluate.layer_use(part, split, memory=memory)
+        ]
     figures = best.summary() | {
         "greedy_nll": greedy.nll,
         "greedy_stderr": greedy.stderr,

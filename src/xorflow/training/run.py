@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from xorflow._devices import out_of_memory_as_error, resolve_device
 from xorflow._files import write_json
 from xorflow.conditioners.transformer import attention_stacks
 from xorflow.data import Dataset, validate
@@ -19,12 +19,19 @@ from xorflow.errors import CheckpointError, ConfigError, ModelError
 from xorflow.estimators import Estimator, MaximumLikelihood
 from xorflow.flows import LatentFlow
 from xorflow.training import recipes
-from xorflow.training.build import build_data, build_estimator, build_flow
-from xorflow.training.checkpoint import drop_snapshots, has_snapshot
+from xorflow.training.build import build_data, build_estimator, build_flow, init_from_data, init_from_flow
+from xorflow.training.checkpoint import (
+    drop_snapshots,
+    has_snapshot,
+    has_tensors,
+    install,
+    read_weights,
+    save_tensors,
+)
 from xorflow.training.config import HARMLESS, INITS, OF_A_MODEL, OF_DATA, Options, options_of_config
-from xorflow.training.devices import out_of_memory_as_error, resolve_device
 from xorflow.training.folder import (
     BEGINNING,
+    INCOMPLETE,
     Run,
     data_of_run,
     held,
@@ -33,10 +40,9 @@ from xorflow.training.folder import (
     read_config_file,
     read_result,
     require_free,
+    require_tensorboard,
     write_config,
 )
-from xorflow.training.init import init_from_data, init_from_flow
-from xorflow.training.metrics import require_tensorboard
 from xorflow.training.optimiser import hidden_matrices
 from xorflow.training.registry import (
     CONDITIONERS,
@@ -46,8 +52,7 @@ from xorflow.training.registry import (
     flow_to_spec,
     model_for,
 )
-from xorflow.training.results import INCOMPLETE, require_complete, result_of
-from xorflow.training.storage import has_tensors, install, read_weights, save_tensors
+from xorflow.training.results import require_complete, result_of, with_warning
 from xorflow.training.trainer import Observer, Trainer
 
 
@@ -84,15 +89,8 @@ def fit(
     chosen = Options(data=data.name, layers=None, init=init, estimator=ESTIMATORS.text(estimator)).replace(
         **options
     )
-    _check(chosen, estimator, flow, data)
     folder = None if out is None else Path(out)
-    if folder is not None:
-        require_free(folder)
-    if init == "data":
-        init_from_data(flow, data.train)
-    if folder is not None:
-        _begin(folder, chosen, flow, data)
-    return finish_run(_trainer(flow, estimator, data, chosen, folder, observer))
+    return finish_run(_begun(chosen, estimator, flow, data, folder, observer))
 
 
 def create_run(
@@ -115,16 +113,12 @@ def create_run(
             holds it. Layers without a weight that learns stay as they are.
         dataset: the data that the options name, if they are loaded already.
     """
-    resolve_device(options.device)
+    resolve_device(options.device)  # before data are loaded
     estimator = build_estimator(options.estimator)
     dataset = dataset or build_data(options)
-    flow = model if isinstance(model, nn.Module) else _fresh_flow(options, dataset, model)
-    _check(options, estimator, flow, dataset)
-    require_free(out)
-    if flow is not model:
-        _initialise(options, flow, dataset)
-    _begin(out, options, flow, dataset)
-    return _trainer(flow, estimator, dataset, options, out, observer)
+    if isinstance(model, nn.Module):
+        return _begun(options, estimator, model, dataset, out, observer, initialised=True)
+    return _begun(options, estimator, _fresh_flow(options, dataset, model), dataset, out, observer)
 
 
 def check_run(options: Options, dataset: Dataset, *, model: dict[str, Any] | None = None) -> None:
@@ -164,7 +158,7 @@ def resume_run(
     dataset = data_of_run(run, options, config["data_format"], dataset)
     beginning = read_weights(run, BEGINNING) if options.layers is None else {}
     flow = model_for(config["model"], beginning) if beginning else _fresh_flow(options, dataset, None)
-    if not beginning and _written(flow) != _written(model_for(config["model"], flow.state_dict())):
+    if not beginning and flow_to_spec(flow) != flow_to_spec(model_for(config["model"], flow.state_dict())):
         raise CheckpointError(
             f"the options in {run / 'config.json'} make another model than the one in that file, so its weights would mean "
             "something else; go on with the version of xorflow that began the run, or begin anew with another --out"
@@ -184,7 +178,7 @@ def finish_run(trainer: Trainer) -> dict[str, Any]:
 
     Raises:
         EvaluationError: if the weights were trained, and are kept, but some figures could not be computed; the others are
-            in `result.json`, and `evaluate_run` completes it.
+            in `result.json`, and `complete_result` takes what is lacking.
     """
     run = trainer.run_folder
     if run is None:
@@ -218,19 +212,36 @@ def complete_result(run: Path, figures: Mapping[str, Any]) -> None:
     with held(run):
         result = read_result(run)
         lacking = result.pop(INCOMPLETE, {})
-        write_json(run / "result.json", {name: figures[name] for name in lacking if name in figures} | result)
+        result = {name: figures[name] for name in lacking if name in figures} | result
+        write_json(run / "result.json", with_warning(result, options_of_run(run, {})[0]))
 
 
 def _is_finished(run: Path) -> bool:
     return os.path.lexists(run / "result.json")
 
 
-def _begin(run: Path, options: Options, flow: Trainable, dataset: Dataset) -> None:
-    """Make the folder of a run, with all that it begins with."""
-    with new_folder(run):
-        if options.layers is None:
-            save_tensors(run, BEGINNING, flow.state_dict())
-        write_config(run, options, flow, dataset)  # last: a folder with a configuration can be resumed
+def _begun(
+    options: Options,
+    estimator: Estimator,
+    flow: Trainable,
+    dataset: Dataset,
+    run: Path | None,
+    observer: Observer | None,
+    *,
+    initialised: bool = False,
+) -> Trainer:
+    """A run with its folder, if it has one, and all that it begins with; whatever would stop it is found before."""
+    _check(options, estimator, flow, dataset)
+    if run is not None:
+        require_free(run)
+    if not initialised:
+        _initialise(options, flow, dataset)
+    if run is not None:
+        with new_folder(run):
+            if options.layers is None:
+                save_tensors(run, BEGINNING, flow.state_dict())
+            write_config(run, options, flow, dataset)  # last: a folder with a configuration can be resumed
+    return _trainer(flow, estimator, dataset, options, run, observer)
 
 
 def _trainer(
@@ -297,11 +308,6 @@ def untrained(run: Run) -> Trainable:
     return flow
 
 
-def _written(flow: Trainable) -> dict[str, Any]:
-    """The model as a file has it."""
-    return json.loads(json.dumps(flow_to_spec(flow)))
-
-
 def options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
     """The options of a run, with changes that do no harm, and all of its configuration."""
     config = read_config_file(run)
@@ -326,15 +332,16 @@ def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dat
     _check_fits(flow, dataset)
     resolve_device(options.device)
     admitted = estimator.admit(flow)
-    if options.compile and not attention_stacks(flow):
+    if estimator.takes_soft_targets and not dataset.train.stochastic:
         raise ConfigError(
-            "compile is of the blocks of transformers, and this model has none; leave it out, or set compile=false beside a "
-            "recipe that has it"
+            "soft_targets is for images whose grey values are binarised afresh, as MNIST's are, and these data are fixed; "
+            "leave soft_targets out of the estimator"
         )
-    if options.optimiser == "muon" and not hidden_matrices(flow):
-        raise ConfigError(
-            "optimiser=muon is for matrices within transformers and recurrent networks, and this model has none; choose adamw"
-        )
+    actual: dict[str, Any] = {"validation": 0 if dataset.validation is None else len(dataset.validation)}
+    if options.layers is None:
+        kinds = {"transformer": attention_stacks(flow), "recurrent": hidden_matrices(flow), "another": True}
+        actual["conditioner"] = next(name for name, there in kinds.items() if there)
+    options.require_effects(**actual)
     if options.accumulate > 1:
         estimator.prepare(admitted)
         if any(True for _ in estimator.parameters()):
@@ -342,11 +349,6 @@ def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dat
                 f"estimator {options.estimator!r} learns from the gradient of the whole batch, which accumulate never has at "
                 "once; leave accumulate out"
             )
-    if options.patience is not None and dataset.validation is None:
-        raise ConfigError(
-            f"patience counts validations, and no data validate; got patience={options.patience}: leave it out, or let some "
-            "rows validate"
-        )
     if options.tensorboard:
         require_tensorboard()
 

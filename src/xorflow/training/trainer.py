@@ -15,33 +15,34 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from xorflow import _devices as devices
 from xorflow import evaluate
-from xorflow._cuda import devices
 from xorflow._cuda.proof import proved_steps
 from xorflow._cuda.steps import CapturedSteps, RowsOnDevice, StepNumber
-from xorflow.conditioners.transformer import attention_stacks
-from xorflow.data import Dataset, Split
-from xorflow.errors import ConfigError
-from xorflow.estimators import Estimator, Loss
-from xorflow.training.checkpoint import (
-    Progress,
-    Snapshot,
-    load_snapshot,
-    optimiser_tensors,
-    require_fits,
-    restore_optimiser,
-    save_snapshot,
-)
-from xorflow.training.config import Options
-from xorflow.training.devices import (
+from xorflow._devices import (
     bf16_autocast,
     dropout_generator,
     resolve_device,
     seeded_dropout,
     tf32_matmul,
 )
+from xorflow.conditioners.transformer import attention_stacks
+from xorflow.data import Dataset, Split
+from xorflow.errors import CheckpointError, ConfigError
+from xorflow.estimators import Estimator, Loss
+from xorflow.training.checkpoint import (
+    Progress,
+    Snapshot,
+    load_snapshot,
+    named,
+    optimiser_tensors,
+    require_fit,
+    restore_optimiser,
+    save_snapshot,
+)
+from xorflow.training.config import Options
 from xorflow.training.failure import not_finite
-from xorflow.training.metrics import MetricsLog
+from xorflow.training.folder import MetricsLog
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.registry import Trainable
 from xorflow.training.results import likelihood
@@ -101,11 +102,6 @@ class Trainer:
         observer: Observer | None = None,
     ) -> None:
         self.flow = estimator.admit(flow)
-        if estimator.takes_soft_targets and not dataset.train.stochastic:
-            raise ConfigError(
-                "soft_targets is for images whose grey values are binarised afresh, as MNIST's are, and these data are fixed; "
-                "leave soft_targets out of the estimator"
-            )
         self.estimator, self.options, self.run_folder, self.observer = estimator, options, run, observer
         self.device = resolve_device(options.device)
         self.dataset = dataset.to(self.device)
@@ -172,7 +168,7 @@ class Trainer:
                     self.train_epoch(captured)
                     self.end_epoch()
                     self._pause()
-        self._install(self.best or self.average or {})
+        self._install(self.best or self.average)
         self._require_finite_weights()
 
     def is_finished(self) -> bool:
@@ -338,8 +334,8 @@ class Trainer:
 
     def _validate(self, split: Split) -> float:
         """The likelihood (or a cheap bound) on validation data; remembers the best weights so far."""
-        current = self._copy_weights() if self.average else {}
-        self._install(self.average or {})
+        current = self._copy_weights() if self.average else None
+        self._install(self.average)
         self.flow.eval()
         with bf16_autocast(self.device, self.options.precision):
             greedy = self.options.select == "greedy"
@@ -358,12 +354,10 @@ class Trainer:
     def _copy_weights(self) -> dict[str, Tensor]:
         return {name: tensor.detach().clone() for name, tensor in self.flow.state_dict().items()}
 
-    @torch.no_grad()
-    def _install(self, weights: dict[str, Tensor]) -> None:
-        """Put these into the flow; none changes nothing."""
-        current = self.flow.state_dict()
-        for name, tensor in weights.items():
-            current[name].copy_(tensor)
+    def _install(self, weights: dict[str, Tensor] | None) -> None:
+        """Put these into the flow, in place; None changes nothing."""
+        if weights:
+            self.flow.load_state_dict(weights)
 
     # ---- stopping ----
 
@@ -403,42 +397,53 @@ class Trainer:
         self.progress.bound_sum = float(self.bound_sum)
         self._require_finite("the loss", self.progress.bound_sum)
         self._require_finite_weights()
-        groups = {
-            "flow": self.flow.state_dict(),
-            "estimator": self.estimator.state_dict(),
-            "optimiser": optimiser_tensors(self.optimiser),
-            "average": self.average or {},
-            "best": self.best or {},
-            "random": {"generator": self.generator.get_state()},
-        }
-        if self._dropout is not None:
-            groups["random"]["dropout"] = self._dropout.get_state()
-        tensors = {f"{group}.{name}": t for group, named in groups.items() for name, t in named.items()}
-        save_snapshot(self.run_folder, Snapshot(self.progress, tensors))
+        state = self._learned() | named("best", self.best) | self._random_states()
+        state |= named("optimiser", optimiser_tensors(self.optimiser))
+        save_snapshot(self.run_folder, Snapshot(self.progress, state))
 
     def restore(self) -> None:
         """Take up the last checkpoint, if there is one."""
         snapshot = None if self.run_folder is None else load_snapshot(self.run_folder)
         if snapshot is None:
             return
-        trained = {
-            "flow": self.flow.state_dict(),
-            "best": self.flow.state_dict(),
-            "estimator": self.estimator.state_dict(),
-            "average": self.average or {},
-        }
-        require_fits(snapshot, trained, self.optimiser)
-        self.progress = snapshot.progress
-        self.flow.load_state_dict(snapshot.group("flow"))
-        self.estimator.load_state_dict(snapshot.group("estimator"))
-        restore_optimiser(self.optimiser, snapshot.group("optimiser"))
+        best, optimiser, kept = snapshot.take("best"), snapshot.take("optimiser"), snapshot.tensors
+        require_fit(kept, self._learned() | self._random_states(), "the tensors of the checkpoint")
+        if best:
+            require_fit(best, self.flow.state_dict(), "the best weights of the checkpoint")
+        self._require_possible(snapshot.progress)
+        restore_optimiser(self.optimiser, optimiser)
         for name, tensor in (self.average or {}).items():
-            tensor.copy_(snapshot.tensors[f"average.{name}"])
-        best = {name: tensor.to(self.device) for name, tensor in snapshot.group("best").items()}
-        self.best = best or None
-        self.generator.set_state(snapshot.tensors["random.generator"])
-        self._dropout_state = snapshot.tensors.get("random.dropout")
+            tensor.copy_(kept[f"average.{name}"])
+        self.module.load_state_dict({name: kept[name] for name in self.module.state_dict()})
+        self._dropout_state = kept.get("random.dropout")
+        try:
+            for name in self._random_states():  # the last one is its own
+                self.generator.set_state(kept[name])
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"the checkpoint in {self.run_folder} is damaged: {error}; train again"
+            ) from None
+        self.best = {name: tensor.to(self.device) for name, tensor in best.items()} or None
+        self.progress = snapshot.progress
         self.bound_sum.fill_(self.progress.bound_sum)
+
+    def _require_possible(self, progress: Progress) -> None:
+        """Refuse a progress that no run of these options passes through."""
+        epoch, batch, step = progress.epoch, progress.batch, progress.step
+        counted = step == epoch * self.steps_per_epoch + batch and batch <= self.steps_per_epoch
+        if not counted or step > self.total_steps:
+            raise CheckpointError(
+                f"the checkpoint in {self.run_folder} is not of this run, which has {self.total_steps:,} steps: it was made at "
+                f"step {step:,}, batch {batch:,} of epoch {epoch + 1:,}; begin anew with another --out"
+            )
+
+    def _learned(self) -> dict[str, Tensor]:
+        """What is learned, by the names that a checkpoint has for it."""
+        return self.module.state_dict() | named("average", self.average)
+
+    def _random_states(self) -> dict[str, Tensor]:
+        generators = {"dropout": self._dropout, "generator": self.generator}
+        return {f"random.{name}": one.get_state() for name, one in generators.items() if one is not None}
 
 
 @contextmanager
