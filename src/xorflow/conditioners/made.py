@@ -6,23 +6,140 @@ units is added once, when it is final; inside a block only the few units between
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from xorflow import _devices as devices
 from xorflow._cuda import kernels
-from xorflow.conditioners.base import Dependence, Incremental, Sizes
-from xorflow.conditioners.linear import InputLayer, Reader
-from xorflow.conditioners.mlp import FeedForward, Perceptron
+from xorflow.conditioners.base import Conditioner, Dependence, Incremental, Sizes, Source
+from xorflow.conditioners.linear import InputLayer, MaskedLinear, Reader
 from xorflow.conditioners.orderings import Order, ranks
 from xorflow.errors import ModelError
 
 _WIDEST_KERNEL = 8192
 """The most hidden units whose sums fit into the registers of one program."""
+
+
+class Perceptron(nn.Module):
+    """Linear layers with ReLUs between them, the first of which reads states, and direct connections if they are asked for.
+
+    Inside, inputs and outputs are arranged by degree, so that with ascending degrees of hidden units every mask is a staircase.
+
+    Args:
+        reader: of the first layer, and of direct connections.
+        hidden: the widths of the hidden layers.
+        outputs: how many there are.
+        direct: add connections from what is read to the outputs.
+        degrees: of the inputs, of each hidden layer, and of the outputs: what has a degree sees what has that one or a lower
+            one, and the context. All see all by default.
+    """
+
+    places: Tensor  # of the outputs as they are arranged
+    rearrange: Tensor | None
+
+    def __init__(
+        self,
+        reader: Reader,
+        hidden: Sequence[int],
+        outputs: int,
+        *,
+        direct: bool = False,
+        degrees: Sequence[Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        if any(width < 1 for width in hidden):
+            raise ModelError(f"hidden widths are at least 1, and got {tuple(hidden)}")
+        whole = degrees is None
+        if degrees is None:
+            degrees = [torch.zeros(width) for width in (reader.dense + reader.rows, *hidden, outputs)]
+        inputs, *between, out = degrees
+        dense, arrange = inputs[: reader.dense].sort(stable=True)
+        out, places = out.sort(stable=True)
+        self.reader, reader.arrange = reader, _unless_identity(arrange)
+        self.register_buffer("places", places, persistent=False)
+        self.register_buffer("rearrange", _unless_identity(places.argsort()), persistent=False)
+        self.degrees = [dense, *between, out]
+        inputs = torch.cat([dense, inputs[reader.dense :]])
+        first, *masks = (
+            upper[:, None] >= lower for lower, upper in itertools.pairwise([inputs, *between, out])
+        )
+        self.layers = nn.ModuleList([InputLayer(first, reader.dense), *map(MaskedLinear, masks)])
+        self.entry.add_table(first)
+        across = out[:, None] >= inputs
+        self.skip = InputLayer(across, reader.dense, bias=False) if direct and hidden else None
+        if self.skip is not None:
+            self.skip.add_table(across)
+        # without a hidden unit of degree 0 the first outputs would not see the context
+        apart = reader.context and hidden and not whole
+        self.context_skip = nn.Linear(reader.context, outputs, bias=False) if apart else None
+
+    @property
+    def linear(self) -> list[MaskedLinear]:
+        """Its layers."""
+        return [layer for layer in self.layers if isinstance(layer, MaskedLinear)]
+
+    @property
+    def entry(self) -> InputLayer:
+        """The first layer."""
+        entry = self.layers[0]
+        assert isinstance(entry, InputLayer)
+        return entry
+
+    def forward(self, states: Sequence[Tensor], context: Tensor | None) -> Tensor:
+        first, *others = self.layers
+        dtype = self.entry.weight.dtype
+        reading = self.reader(states, context, dtype)
+        x = first(reading, rectify=bool(others))
+        for layer in others:
+            x = layer(x, rectify=layer is not others[-1])
+        x = x if self.skip is None else x + self.skip(reading)
+        x = x if self.rearrange is None else x.index_select(-1, self.rearrange)
+        if self.context_skip is not None and context is not None:
+            x = x + self.context_skip(context.to(dtype))
+        return x
+
+    @torch.no_grad()
+    def start_at(self, outputs: Tensor) -> None:
+        """Set the biases of the outputs."""
+        self.linear[-1].bias.copy_(outputs[self.places.to(outputs.device)])
+
+    @torch.no_grad()
+    def start_linear(self, source: int, slope: Tensor) -> None:
+        """Begin at a linear map of one source, (its `flat`, outputs), as far as there is a linear path."""
+        layer, reader = self.entry if len(self.layers) == 1 else self.skip, self.reader
+        if layer is None:
+            return
+        weights = torch.zeros(len(self.places), reader.dense + reader.rows).to(layer.weight)
+        weights[:, reader.context + reader.positions(source)] = slope.T[self.places].to(weights)
+        if reader.arrange is not None:
+            weights[:, : reader.dense] = weights[:, reader.arrange]
+        layer.set_weights(weights)
+
+
+def _unless_identity(index: Tensor) -> Tensor | None:
+    return None if bool((index == torch.arange(len(index))).all()) else index
+
+
+class FeedForward(Conditioner):
+    """A conditioner that is a perceptron."""
+
+    net: Perceptron
+
+    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
+        return self.net(*self.states_of(inputs, context))
+
+    def start_at(self, logits: Tensor) -> None:
+        self.net.start_at(logits)
+
+    def start_linear(self, source: Source, slope: Tensor, level: Tensor) -> None:
+        """Begin near a linear map of a source, (its `flat`, that of the choices), as far as there is a linear path."""
+        self.net.start_linear(list(self.sees).index(source), slope)
+        self.net.start_at(level)
 
 
 class MADE(FeedForward):
