@@ -50,7 +50,8 @@ def names_block(folder: Path, registry: Registry) -> str:
         settings = registry.settings(name)
         rows += [] if settings else [[f"`{name}`", "", "", "", ""]]
         for number, (key, setting) in enumerate(settings.items()):
-            kind, default = value_rule(setting.annotation), f"`{value_text(setting.default)}`"
+            kind = "a name here" if key in registry.inner else value_rule(setting.annotation)
+            default = f"`{registry.default(name, key)}`"
             rows.append(["" if number else f"`{name}`", f"`{key}`", kind, default, meanings.get(key, "")])
     return markdown_table(f"{registry.what} | setting | values | default | meaning", rows)
 
@@ -61,7 +62,7 @@ def estimators_block(folder: Path) -> str:
     rows = [
         [
             f"`{name}`",
-            ", ".join(f"`{key}={value_text(s.default)}`" for key, s in ESTIMATORS.settings(name).items()),
+            ", ".join(f"`{key}={ESTIMATORS.default(name, key)}`" for key in ESTIMATORS.settings(name)),
         ]
         for name in ESTIMATORS
     ]
@@ -83,7 +84,7 @@ BLOCKS = {
     **{group.lower(): functools.partial(group_block, group=group) for group in _GROUPS},
     **{
         f"{registry.what}s": functools.partial(names_block, registry=registry)
-        for registry in (CONDITIONERS, POSTERIORS, TRANSFORMS, BASES)
+        for registry in (CONDITIONERS, POSTERIORS, TRANSFORMS, BASES, *ESTIMATORS.inner.values())
     },
     "estimators": estimators_block,
 }

@@ -9,9 +9,18 @@ from torch import Tensor
 import zoo
 from enumeration import all_choices, all_states, gradient
 from xorflow import LatentFlow
-from xorflow.estimators import Estimator
+from xorflow.estimators import Estimator, ScoreFunction
 from xorflow.estimators.descendants import Drawn
 from xorflow.flows import Trace
+from xorflow.training import ESTIMATORS
+
+
+def score_function(text: str = "") -> ScoreFunction:
+    """By the text that names its parts on the command line."""
+    made = ESTIMATORS.make(f"score-function:{text}")
+    assert isinstance(made, ScoreFunction)
+    return made
+
 
 EXACT = 1e-10
 """How far an unbiased estimator's expectation may be from the gradient."""

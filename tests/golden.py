@@ -35,8 +35,8 @@ RUNS: dict[str, dict[str, Any]] = {
     # conditioners
     "made": {},
     "made-direct": {"conditioner": "made:hidden=16+8,direct=true"},
-    "made-chain": DEEP | {"order": "natural", "variant": "chain", "estimator": "special-case"},
-    "made-own": {"own": True, "estimator": "special-case", "base": "fixed"},
+    "made-chain": DEEP | {"order": "natural", "variant": "chain", "estimator": "score-function"},
+    "made-own": {"own": True, "estimator": "score-function", "base": "fixed"},
     "transformer": {"conditioner": "transformer:width=16,depth=2,heads=2"},
     "transformer-muon": {
         **{"conditioner": "transformer:width=16,depth=1,heads=2,rotary=true"},
@@ -47,11 +47,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "coupling": {
         "conditioner": "coupling:hidden=16,mask=checkerboard",
         "layers": 2,
-        "estimator": "special-case",
+        "estimator": "score-function",
     },
     "coupling-posterior": {
         **{"conditioner": "coupling:hidden=16,mask=alternate", "layers": 4},
-        **{"posterior": "mlp:hidden=16", "estimator": "full-posterior"},
+        **{"posterior": "mlp:hidden=16", "estimator": "score-function:objective=elbo"},
     },
     "mixture": {"mixture": "2"},
     "mixture-transformer": {
@@ -68,13 +68,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "maximum-likelihood": DEEP | {"estimator": "maximum-likelihood:samples=2"},
     "straight-through": DEEP | {"estimator": "straight-through"},
     "straight-through-entropy": DEEP | {"estimator": "straight-through:entropy=1"},
-    "special-case": DEEP | {"estimator": "special-case:standardise=feature"},
-    "special-case-critic": DEEP | {"estimator": "special-case:baseline=greedy"},
-    "full-posterior": POSTERIOR | {"estimator": "full-posterior"},
-    "full-posterior-gamma": POSTERIOR | {"estimator": "full-posterior:gamma=0.5,rewards=impatient"},
+    "score-function": DEEP | {"estimator": "score-function:standardise=feature"},
+    "score-function-critic": DEEP | {"estimator": "score-function:baseline=greedy"},
+    "elbo": POSTERIOR | {"estimator": "score-function:objective=elbo"},
+    "elbo-gamma": POSTERIOR
+    | {
+        "estimator": "score-function:objective=elbo,credit=local-divergence,gamma=0.5,reach=none,of=impatient"
+    },
     "proposal-prefix": DEEP | {"estimator": "proposal-prefix"},
     "analytic": {"base": "fixed", "estimator": "analytic"},
-    "leave-one-out": DEEP | {"estimator": "leave-one-out:samples=3"},
+    "leave-one-out": DEEP | {"estimator": "score-function:baseline=leave-one-out,samples=3"},
     "vimco": DEEP | {"estimator": "vimco:samples=3"},
     "disarm": DEEP | {"estimator": "disarm"},
     "arms": DEEP | {"estimator": "arms:samples=3"},

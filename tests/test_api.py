@@ -14,10 +14,12 @@ PUBLIC = {
         fit load refit_base
     """,
     "xorflow.estimators": """
-        ARMS Analytic Baseline Concrete DisARM DoubleCV Estimator FullPosterior GreedyCritic
-        LeaveOneOut LocalExpectation Loss MaximumLikelihood VIMCO NoBaseline ProposalPrefix Rebar ReinMax
-        Relax RunningMean SampledCritic SpecialCase Standardiser StraightThrough
-        StraightThroughGumbel
+        ARMS ELBO VIMCO All Analytic Baseline Bias Bound Concrete Credit Descendants DisARM
+        DoubleCV Estimator FeatureScale GreedyCritic Impatient LeaveOneOut LocalDivergence
+        LocalExpectation Loss MaximumLikelihood NoBaseline Objective OneScale Part
+        PrintedDivergence PrintedRewards ProposalPrefix Rebar ReinMax Relax RunningMean
+        SampledCritic ScoreFunction Standardiser StraightThrough StraightThroughGumbel
+        Target TwoTerm
     """,
     "xorflow.conditioners": """
         MADE MLP CausalTransformer Conditioner Coupling Dependence Diagonal MaskedLinear Recurrent

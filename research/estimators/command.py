@@ -23,7 +23,7 @@ from xorflow import ConfigError
 
 EXAMPLES = (
     "estimators --budget smoke --out runs/estimators",
-    "estimators runs/demo --estimators 'maximum-likelihood analytic special-case:baseline=greedy disarm'",
+    "estimators runs/demo --estimators 'maximum-likelihood analytic score-function:baseline=greedy disarm'",
     "estimators --training --device cuda --jobs 6",
 )
 
@@ -143,8 +143,8 @@ def show_training(console: Console, runs: Sequence[Mapping[str, Any]]) -> None:
 def _broken(text: str, width: int) -> str:
     """An estimator's text, in two lines or more if it has not the width, broken after a colon or a comma.
 
-    >>> print(_broken("special-case:rewards=all,baseline=none", 26))
-    special-case:rewards=all,
+    >>> print(_broken("score-function:credit=all,baseline=none", 26))
+    score-function:credit=all,
      baseline=none
     """
     lines = [""]

@@ -181,7 +181,7 @@ def _below(values: Iterable[float]) -> float:
 # ---- maps ----
 
 MOST_MAPS = 15
-_FAR_OFF = ("proposal-prefix", "special-case:rewards=all")
+_FAR_OFF = ("proposal-prefix", "score-function:credit=all")
 """Estimators whose variance is of another order, so that it would leave one colour to all the others."""
 
 

@@ -35,8 +35,8 @@ class Piece:
 def file_name(text: str) -> str:
     """A name without what file systems or shells dislike.
 
-    >>> file_name("depth-1.start.special-case:rewards=all,baseline=none")
-    'depth-1.start.special-case.rewards-all.baseline-none'
+    >>> file_name("depth-1.start.score-function:credit=all,baseline=none")
+    'depth-1.start.score-function.credit-all.baseline-none'
     """
     return re.sub(r"[^\w.-]", "-", text.replace(":", ".").replace(",", "."))
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 _COLOURS = {
-    "special-case": "tab:blue",
+    "score-function": "tab:blue",
     "leave-one-out": "tab:orange",
     "vimco": "tab:green",
     "disarm": "tab:red",
@@ -19,7 +19,7 @@ _COLOURS = {
     "double-cv": "tab:brown",
     "rebar": "tab:pink",
     "relax": "tab:olive",
-    "full-posterior": "tab:cyan",
+    "elbo": "tab:cyan",
     "maximum-likelihood": "black",
     "analytic": "dimgrey",
     "local-expectation": "goldenrod",
@@ -35,6 +35,20 @@ _MARKERS = "osD^vP*X<>"
 _COLUMNS = 3
 
 
+def _family(text: str) -> str:
+    """Whose colour an estimator has: score functions are three families, several samples one of them.
+
+    >>> _family("score-function:objective=elbo,baseline=greedy"), _family("vimco:samples=2")
+    ('elbo', 'vimco')
+    """
+    name, _, settings = text.partition(":")
+    if name != "score-function":
+        return name
+    if "baseline=leave-one-out" in settings:
+        return "leave-one-out"
+    return "elbo" if "objective=elbo" in settings else name
+
+
 class Markers:
     """The marker of each estimator of a picture."""
 
@@ -42,10 +56,10 @@ class Markers:
         self.names = sorted(set(estimators))
         self._variants: dict[str, list[str]] = {}
         for text in self.names:
-            self._variants.setdefault(text.partition(":")[0], []).append(text)
+            self._variants.setdefault(_family(text), []).append(text)
 
     def _of(self, text: str) -> dict[str, Any]:
-        family = text.partition(":")[0]
+        family = _family(text)
         marker = _MARKERS[self._variants[family].index(text) % len(_MARKERS)]
         return {"color": _COLOURS.get(family, "grey"), "marker": marker, "linestyle": ""}
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from research.estimators.cost import counted_passes, milliseconds, repeatable
-from research.estimators.objectives import Objective, Part, claim_of, objective_of
+from research.estimators.objectives import description
 from research.estimators.oracles import Oracle, find_oracle
 from research.estimators.statistics import CHANCE, Stream, figures, groups_of, rounded
 from xorflow import LatentFlow
 from xorflow.data import Batch
-from xorflow.estimators import Estimator
+from xorflow.estimators import Estimator, Part, Target
 from xorflow.training import build_estimator, tf32_matmul
 
 _CONTROL_RATE = 0.01
@@ -49,7 +49,7 @@ class Bench:
         self._batch = self._of_batch(self.flow, batch)
         self._plain_batch = self._of_batch(self.plain, batch)
         self._others = [self._of_batch(self.flow, other) for other in others]
-        self._oracles: dict[tuple[Objective, int], Oracle | None] = {}
+        self._oracles: dict[tuple[Target, int], Oracle | None] = {}
         self._offset = self._add_offset()
         self.parts, self._slices, self._parameters = self._lay_out()
         size = sum(p.numel() for p in self._parameters)
@@ -141,20 +141,20 @@ class Bench:
         seed = (self._seed << 32) + zlib.crc32(name.encode())
         return torch.Generator(self.flow.device).manual_seed(seed)
 
-    def oracle(self, objective: Objective, draws: int) -> Oracle | None:
+    def oracle(self, target: Target, draws: int) -> Oracle | None:
         """The exact gradient of an objective; if it has to be averaged, over so many draws."""
 
         def average(estimator: Estimator) -> tuple[Tensor, int]:
             estimator.check(self.flow)
             estimator.prepare(self.flow)
-            stream = self.collect(estimator, f"oracle {objective} {draws}", draws=draws)
+            stream = self.collect(estimator, f"oracle {target} {draws}", draws=draws)
             return stream.means(slice(0, self._pixels.stop)), stream.count
 
-        if (objective, draws) not in self._oracles:
+        if (target, draws) not in self._oracles:
             x, context = self._batch
-            oracle = find_oracle(objective, self.flow, x, context, self.gradient, average)
-            self._oracles[objective, draws] = oracle
-        return self._oracles[objective, draws]
+            oracle = find_oracle(target, self.flow, x, context, self.gradient, average)
+            self._oracles[target, draws] = oracle
+        return self._oracles[target, draws]
 
     # ---- an estimator ----
 
@@ -183,8 +183,8 @@ class Bench:
 
     def _rows(self, estimator: Estimator, name: str, draws: int) -> tuple[list[dict[str, Any]], Stream]:
         """The figures of every part that the estimator reaches, and the draws that they come from."""
-        objective = objective_of(estimator, self.flow)
-        oracle = self.oracle(objective, draws)
+        target = estimator.target(self.flow)
+        oracle = self.oracle(target, draws)
         centre = None if oracle is None else oracle.means.mean(0)
         stream = self.collect(estimator, name, centre, draws)
         rows = []
@@ -196,8 +196,8 @@ class Bench:
             about = {
                 "part": part.role,
                 "layer": part.layer,
-                "claim": claim_of(estimator, self.flow, part),
-                "objective": objective.description,
+                "claim": "biased" if estimator.bias_of(self.flow, part) else "unbiased",
+                "objective": description(target),
                 "oracle": None if oracle is None else oracle.description(part, self.flow.depth),
             }
             rows.append(about | rounded(of_part) | {"draws": stream.count, "groups": len(stream.counts)})

@@ -178,13 +178,13 @@ def own_models(budget: StudyBudget, work: Path, device: str) -> tuple[Subject, .
     """
     images, deep = image_options(budget, work), {"layers": 2, "order": "alternating"}
     posterior = images.replace(
-        posterior=posterior_of(budget.hidden), estimator="full-posterior:sum_last=true"
+        posterior=posterior_of(budget.hidden), estimator="score-function:objective=elbo,sum_last=true"
     )
     small = {
         depth: Options(
             data=str(work.absolute() / f"pixels{features}.npy"), layers=depth, order="alternating",
             conditioner="made:hidden=16", posterior=posterior_of(16), base="fixed", init="biases",
-            estimator="full-posterior:kl=suffix", epochs=8, batch_size=50, evaluation_samples=8,
+            estimator="score-function:objective=elbo,divergence=cross-entropy", epochs=8, batch_size=50, evaluation_samples=8,
         )
         for depth, features in ((2, 4), (3, 3))
     }  # fmt: skip

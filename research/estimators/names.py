@@ -12,29 +12,29 @@ POINTS = ("start", "middle", "converged")
 """Of training, at which models are studied."""
 
 PAPER_CONTROLS: tuple[str, ...] = (
-    "special-case",
-    "special-case:baseline=greedy",
-    "special-case:baseline=sampled",
+    "score-function",
+    "score-function:baseline=greedy",
+    "score-function:baseline=sampled",
 )
 """The paper's control variates that leave the gradient unbiased: a running mean, and its two self-critics."""
 
 REFERENCES: dict[str, tuple[str, ...]] = {
     "generator": PAPER_CONTROLS,
-    "posterior": ("full-posterior", "full-posterior:baseline=greedy"),
+    "posterior": ("score-function:objective=elbo", "score-function:objective=elbo,baseline=greedy"),
 }
 """By what draws the choices: the paper's control variates, the best of which others are measured by."""
 
 _ANY_DEPTH: tuple[str, ...] = (
     "maximum-likelihood",
     "straight-through",
-    "special-case:baseline=none",
-    "special-case:rewards=all,baseline=none",
-    "special-case:rewards=all",
+    "score-function:baseline=none",
+    "score-function:credit=all,baseline=none",
+    "score-function:credit=all",
     *PAPER_CONTROLS,
-    "special-case:standardise=one",
-    "special-case:rewards=impatient,baseline=none,standardise=feature",
-    "leave-one-out:samples=2",
-    "leave-one-out:samples=4",
+    "score-function:standardise=one",
+    "score-function:credit=impatient,baseline=none,standardise=feature",
+    "score-function:baseline=leave-one-out,samples=2",
+    "score-function:baseline=leave-one-out,samples=4",
     "vimco:samples=2",
     "vimco:samples=4",
     "vimco:samples=4,sum_last=true",
@@ -52,9 +52,9 @@ _ANY_DEPTH: tuple[str, ...] = (
 )
 _ONE_LAYER: tuple[str, ...] = ("analytic",)
 _SEVERAL_LAYERS: tuple[str, ...] = (
-    "special-case:rewards=impatient",
-    "special-case:sum_last=true",
-    "leave-one-out:samples=4,sum_last=true",
+    "score-function:credit=impatient",
+    "score-function:sum_last=true",
+    "score-function:baseline=leave-one-out,samples=4,sum_last=true",
     "disarm:sum_last=true",
     "arms:samples=4,sum_last=true",
     "double-cv:samples=2,sum_last=true",
@@ -62,23 +62,23 @@ _SEVERAL_LAYERS: tuple[str, ...] = (
     "relax:sum_last=true",
 )
 _POSTERIOR: tuple[str, ...] = (
-    "full-posterior:baseline=none",
-    "full-posterior",
-    "full-posterior:baseline=greedy",
-    "full-posterior:kl=suffix",
-    "full-posterior:kl=vanilla",
-    "full-posterior:kl=printed",
-    "full-posterior:sum_last=true",
-    "leave-one-out:samples=4,proposal=q",
+    "score-function:objective=elbo,baseline=none",
+    "score-function:objective=elbo",
+    "score-function:objective=elbo,baseline=greedy",
+    "score-function:objective=elbo,divergence=cross-entropy",
+    "score-function:objective=elbo,divergence=sampled,credit=all",
+    "score-function:objective=elbo,divergence=cross-entropy,credit=printed-divergence",
+    "score-function:objective=elbo,sum_last=true",
+    "score-function:objective=elbo,baseline=leave-one-out,samples=4",
     "vimco:samples=2,proposal=q",
     "vimco:samples=4,proposal=q",
 )
 _POSTERIOR_OF_SEVERAL: tuple[str, ...] = (
-    "full-posterior:rewards=impatient",
+    "score-function:objective=elbo,credit=impatient",
     "vimco:samples=4,proposal=q,sum_last=true",
 )
 _THREE_LAYERS: tuple[str, ...] = ("disarm:sum_last=true,common=true",)
-_POSTERIOR_OF_THREE: tuple[str, ...] = ("full-posterior:local=true",)
+_POSTERIOR_OF_THREE: tuple[str, ...] = ("score-function:objective=elbo,credit=local-divergence",)
 """With fewer layers these are the same as without their last option."""
 
 
@@ -102,14 +102,16 @@ def parse_estimators(given: Sequence[str] | None) -> tuple[str, ...] | None:
 
     Names may be separated by spaces, semicolons or commas: a comma followed by KEY=VALUE belongs to the estimator before it.
 
-    >>> parse_estimators(["disarm, special-case:baseline=greedy,sum_last=true maximum-likelihood"])
-    ('disarm', 'special-case:baseline=greedy,sum_last=true', 'maximum-likelihood')
+    >>> parse_estimators(["disarm, score-function:baseline=greedy,sum_last=true maximum-likelihood"])
+    ('disarm', 'score-function:baseline=greedy,sum_last=true', 'maximum-likelihood')
     """
     if not given:
         return None
     names = [name for text in given for name in re.split(r"[\s;]+|,(?![a-z_]+=)", text) if name]
     if not names:
-        raise ConfigError("--estimators names none; as in --estimators 'disarm leave-one-out:samples=4'")
+        raise ConfigError(
+            "--estimators names none; as in --estimators 'disarm score-function:baseline=leave-one-out,samples=4'"
+        )
     for name in names:
         build_estimator(name)
     return tuple(dict.fromkeys(names))

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from research.estimators.objectives import Objective, Part, averaging_estimator, closed_form
+from research.estimators.objectives import averaging_estimator, closed_form
 from research.estimators.plain_bound import PlainBound
 from xorflow import Intractable, LatentFlow
-from xorflow.estimators import Estimator
+from xorflow.estimators import Estimator, Part, Target
 from xorflow.training import ESTIMATORS
 
 ENUMERATION_LIMIT = 2**18
@@ -49,7 +49,7 @@ Average = Callable[[Estimator], tuple[Tensor, int]]
 
 
 def find_oracle(
-    objective: Objective,
+    target: Target,
     flow: LatentFlow,
     x: Tensor,
     context: Tensor | None,
@@ -59,23 +59,23 @@ def find_oracle(
     """The best oracle that there is for an objective; None if there is none.
 
     Args:
-        objective: whose gradient.
+        target: whose gradient.
         flow: the model, in float64.
         x: the batch (B, D), integers.
         context: (B, C) or None.
         differentiate: takes the gradient of a value.
         average: draws from an estimator.
     """
-    exact = closed_form(objective)
+    exact = closed_form(target)
     if flow.has_closed_form and exact is not None:
         exact.check(flow)
         exact.prepare(flow)
         value = -exact.loss(flow, x, context, None).surrogate
         return Oracle(differentiate(value)[None], "closed form", "closed form")
-    if _terms(objective, flow) <= ENUMERATION_LIMIT:
-        value = enumerated_value(objective, flow, x, context)
+    if _terms(target, flow) <= ENUMERATION_LIMIT:
+        value = enumerated_value(target, flow, x, context)
         return Oracle(differentiate(value)[None], "enumeration", "enumeration")
-    estimator = averaging_estimator(objective, AVERAGED_SAMPLES)
+    estimator = averaging_estimator(target, AVERAGED_SAMPLES)
     if isinstance(estimator, PlainBound):  # scores in every layer
         means, draws = average(estimator)
         text = f"mean of {draws:,} draws of {estimator.description}, which is unbiased"
@@ -91,7 +91,7 @@ def find_oracle(
 
 def require_oracle(flow: LatentFlow) -> None:
     """Refuse a flow of which not even the simplest objective has an exact gradient."""
-    terms = _terms(Objective("special"), flow)
+    terms = _terms(Target("bound"), flow)
     if flow.last_layer_summable or terms <= ENUMERATION_LIMIT:
         return
     raise Intractable(
@@ -104,35 +104,35 @@ def require_oracle(flow: LatentFlow) -> None:
 # ---- by enumeration ----
 
 
-def _drawn_layers(objective: Objective, flow: LatentFlow) -> int:
+def _drawn_layers(target: Target, flow: LatentFlow) -> int:
     """How many layers are enumerated; what is left is summed out."""
-    return flow.depth - (objective.sum_last or objective.kind == "summed")
+    return flow.depth - (target.sum_last or target.kind == "summed")
 
 
 def _sizes(flow: LatentFlow, stop: int) -> list[int]:
     return [size for layer in flow.layers[:stop] for size in layer.transform.choices.sizes]
 
 
-def _terms(objective: Objective, flow: LatentFlow) -> int:
+def _terms(target: Target, flow: LatentFlow) -> int:
     """Of the sum over all choices, or over all tuples of them."""
-    return math.prod(_sizes(flow, _drawn_layers(objective, flow))) ** objective.samples
+    return math.prod(_sizes(flow, _drawn_layers(target, flow))) ** target.samples
 
 
-def enumerated_value(objective: Objective, flow: LatentFlow, x: Tensor, context: Tensor | None) -> Tensor:
+def enumerated_value(target: Target, flow: LatentFlow, x: Tensor, context: Tensor | None) -> Tensor:
     """The mean of the objective over the batch, with graph, as a plain sum over all choices."""
-    stop = _drawn_layers(objective, flow)
+    stop = _drawn_layers(target, flow)
     choices = list(itertools.product(*map(range, _sizes(flow, stop))))
     u = torch.tensor(choices, device=flow.device).reshape(len(choices), stop, flow.features)
     rows = [
-        _of_row(objective, flow, x[i : i + 1], None if context is None else context[i : i + 1], u[:, None])
+        _of_row(target, flow, x[i : i + 1], None if context is None else context[i : i + 1], u[:, None])
         for i in range(len(x))
     ]
     return torch.stack(rows).mean()
 
 
-def _of_row(objective: Objective, flow: LatentFlow, x: Tensor, context: Tensor | None, u: Tensor) -> Tensor:
+def _of_row(target: Target, flow: LatentFlow, x: Tensor, context: Tensor | None, u: Tensor) -> Tensor:
     """The objective of one row of data (1, D), all choices (T, 1, L', D) given."""
-    proposal = "q" if objective.kind == "evidence" or objective.proposal == "q" else "p"
+    proposal = "q" if target.kind == "elbo" or target.proposal == "q" else "p"
     stop = u.shape[-2]
     trace = flow.run(x, draws=u, context=context, stop=stop, proposal=proposal)
     log_p = _total(trace.log_p(), len(u))
@@ -143,10 +143,10 @@ def _of_row(objective: Objective, flow: LatentFlow, x: Tensor, context: Tensor |
     value = reached.sum(-1).expand(len(u), 1)[:, 0]
     if proposal == "q":
         value = value + log_p - log_u
-    if objective.kind == "samples":
-        return _bound_of_several(log_u, value, objective.samples)
-    if objective.entropy:
-        weights = [objective.entropy * objective.earlier] * (flow.depth - 1) + [objective.entropy]
+    if target.kind == "importance":
+        return _bound_of_several(log_u, value, target.samples)
+    if target.entropy:
+        weights = [target.entropy * target.earlier] * (flow.depth - 1) + [target.entropy]
         for weight, choices in zip(weights, trace.generator, strict=True):
             value = value + weight * choices.entropy().sum(-1).expand(len(u), 1)[:, 0]
     return (log_u.exp() * value).sum()

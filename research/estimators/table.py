@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,7 +204,7 @@ def estimator_table(rows: Sequence[Row]) -> str:
 
 _UNSTEADY = 0.3
 """A standard error beyond this part of the variance: a few draws carry most of it, and no winner is named."""
-_SEVERAL = ("leave-one-out", "vimco", "disarm", "arms", "double-cv")
+_SEVERAL = re.compile("vimco|disarm|arms|double-cv|score-function:.*baseline=leave-one-out")
 """Estimators of several samples or arms."""
 _KINDS = {"generator": "special-case bound", "posterior": "evidence lower bound"}
 """Whose gradients are compared, and under which objective: that of the paper's control variates for it."""
@@ -213,7 +214,7 @@ def best_of_several(rows: Sequence[Row]) -> list[Row]:
     """For each gradient that has a reference: the best estimator of several samples or arms, at equal time."""
     best: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        several = row["estimator"].startswith(_SEVERAL) and row["draws"] > 1
+        several = _SEVERAL.match(row["estimator"]) and row["draws"] > 1
         comparable = row["objective"] == _KINDS.get(row["part"]) and row["variance_at_equal_cost"] is not None
         if several and comparable:
             rival = best.get(_gradient(row), row)

@@ -15,7 +15,6 @@ from research.estimators.models import blank_flow, hidden_units, image_options, 
 from research.estimators.names import default_estimators
 from research.estimators.study import StudyRequest
 from xorflow import ConfigError
-from xorflow.estimators import FullPosterior
 from xorflow.training import (
     POSTERIORS,
     Job,
@@ -30,7 +29,7 @@ from xorflow.training import (
 
 _DEPTHS = (1, 2)
 _UNUSED = ("analytic:objective=elbo",)
-"""The same gradient as `full-posterior:sum_last=true`, which is trained."""
+"""The same gradient as `score-function:objective=elbo,sum_last=true`, which is trained."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,9 @@ class TrainingComparison:
         options = self._images.replace(
             layers=depth,
             order="alternating" if depth > 1 else "natural",
-            posterior=posterior_of(self._request.budget.hidden) if _needs_posterior(text) else "none",
+            posterior=posterior_of(self._request.budget.hidden)
+            if build_estimator(text).proposal == "q"
+            else "none",
             estimator=text,
             epochs=self._request.budget.compared_epochs,
             validation=0.0,
@@ -151,10 +152,3 @@ class TrainingComparison:
             "jobs": self._workers,
         }
         results.keep(self._file(trial), content)
-
-
-def _needs_posterior(text: str) -> bool:
-    estimator = build_estimator(text)
-    settings = estimator.config()
-    named = settings.get("proposal") == "q" or settings.get("objective") == "elbo"
-    return named or isinstance(estimator, FullPosterior)

@@ -114,9 +114,14 @@ def _full_posterior(critic: str, baseline: str, title: str, **changes: Any) -> R
         id=f"sfe-posterior-{critic}",
         title=f"score function, full posterior, {title}",
         family="full posterior",
-        ours={**shared, **_DECAY, "estimator": f"full-posterior:baseline={baseline}"},
+        ours={**shared, **_DECAY, "estimator": f"score-function:objective=elbo,baseline={baseline}"},
         # the exact gradient of the ELBO; the posterior begins at Bayes' rule
-        improved={**shared, **_WIDE, "posterior": "linear", "estimator": "full-posterior:sum_last=true"},
+        improved={
+            **shared,
+            **_WIDE,
+            "posterior": "linear",
+            "estimator": "score-function:objective=elbo,sum_last=true",
+        },
         improvement=_SUMMED_OUT,
         **changes,
     )
@@ -134,22 +139,22 @@ def _special_case(
             **shared,
             **_SMALL_BATCHES,
             "epochs": epochs or _SPECIAL_CASE_EPOCHS[depth],
-            "estimator": f"special-case:{ours}",
+            "estimator": f"score-function:{ours}",
         },
         # the bonus falls to zero, which makes the sampled bound of the latent flow tight
         improved={
             **shared,
             **_WIDE,
             "epochs": _IMPROVED_EPOCHS[depth],
-            "estimator": f"special-case:{improved}",
+            "estimator": f"score-function:{improved}",
         },
         improvement=_ENTROPY_BONUS,
     )
 
 
 def _running(depth: int) -> Row:
-    ours = "rewards=impatient,baseline=none,standardise=feature"
-    improved = f"baseline=running-mean,{_bonus(depth, anneal=0.5)}"
+    ours = "credit=impatient,baseline=none,standardise=feature"
+    improved = f"objective=bound,{_bonus(depth, anneal=0.5)},baseline=running-mean"
     return _special_case("running", depth, "running average", ours, improved)
 
 
@@ -170,8 +175,8 @@ ROWS: tuple[Row, ...] = (
         "greedy",
         1,
         "greedy self-critic",
-        "rewards=impatient,baseline=greedy,standardise=feature",
-        f"baseline=greedy,{_bonus(1, anneal=0.5)}",
+        "credit=impatient,baseline=greedy,standardise=feature",
+        f"objective=bound,{_bonus(1, anneal=0.5)},baseline=greedy",
         epochs=120,  # its gradients are the noisiest, and it gets on slowly
     ),
     _running(1),

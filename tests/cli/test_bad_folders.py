@@ -42,8 +42,8 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "foreign": (lambda run: (run / "config.json").unlink(), "the run's configuration is missing"),
     "not JSON": (lambda run: truncate(run / "config.json"), "the run's configuration is damaged"),
     "newer": (
-        lambda run: edit(run, version=6, model=None),
-        "has version 6, and this xorflow reads",
+        lambda run: edit(run, version=7, model=None),
+        "has version 7, and this xorflow reads",
     ),
     "older": (
         lambda run: edit(run, version=3, hidden=[16]),

@@ -18,7 +18,7 @@ def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--estimator reinforce", "estimator is one of maximum-likelihood, straight-through, special-case"),
+        ("--estimator reinforce", "estimator is one of maximum-likelihood, straight-through, score-function"),
         ("--estimator maximum-likelihood:draws=4", "estimator 'maximum-likelihood' takes samples"),
         ("--estimator maximum-likelihood:samples=x", "whole number; got 'x'"),
         ("--bogus 3", "No such option: --bogus; the options are data, categories,"),
@@ -90,8 +90,8 @@ def test_resume_needs_a_folder(xorflow: Command) -> None:
         ("a.toml", "epoch = 3", "there is no option 'epoch'"),
         ("b.toml", 'epochs = "3"', "epochs is a whole number; got '3'"),
         ("c.toml", "epochs = = 3", "no readable TOML"),
-        ("d.json", '{"version": 6}', "has version 6, and this xorflow reads"),
-        ("e.json", '{"version": 5, "epochs": []}', "epochs is a whole number; got []"),
+        ("d.json", '{"version": 7}', "has version 7, and this xorflow reads"),
+        ("e.json", '{"version": 6, "epochs": []}', "epochs is a whole number; got []"),
         ("f.json", "nothing", "no readable JSON"),
     ],
 )

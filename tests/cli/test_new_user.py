@@ -197,7 +197,7 @@ def test_the_configuration_of_a_run_repeats_it_and_flags_override(
 
 def test_flags_switch_off_what_a_file_switched_on(tmp_path: Path, rows: Path, xorflow: Command) -> None:
     (tmp_path / "run.toml").write_text(
-        "own = true\nestimator = 'special-case'\ntensorboard = true\n", encoding="utf-8"
+        "own = true\nestimator = 'score-function'\ntensorboard = true\n", encoding="utf-8"
     )
     said = xorflow("train", "--config", tmp_path / "run.toml", "--data", rows, "--out", tmp_path / "run",
                    "--set", "tensorboard=false", *SMALL)  # fmt: skip

@@ -13,10 +13,12 @@ from expectations import (
     expected_gradient,
     gap,
     rows,
+    score_function,
     trainable,
 )
 from xorflow import ConfigError, ModelError
-from xorflow.estimators import Analytic, FullPosterior, SpecialCase, StraightThrough
+from xorflow.estimators import ELBO, Analytic, Bound, StraightThrough
+from xorflow.training import build_estimator
 
 CLOSED = zoo.names(zoo.closed_form)
 INFERRED = zoo.names(lambda flow: flow.has_closed_form and flow.has_posterior)
@@ -32,10 +34,10 @@ def test_it_is_the_gradient_of_the_bound(name):
 @pytest.mark.parametrize("name", INFERRED)
 def test_it_is_the_gradient_of_the_evidence_lower_bound(name):
     flow = zoo.make(name)
-    assert gap(expected_gradient(Analytic("elbo"), flow), evidence_gradient(name)) < CLOSE
+    assert gap(expected_gradient(Analytic(ELBO()), flow), evidence_gradient(name)) < CLOSE
 
 
-@pytest.mark.parametrize(("objective", "reference"), [("special", bound), ("elbo", evidence)])
+@pytest.mark.parametrize(("objective", "reference"), [(Bound(), bound), (ELBO(), evidence)])
 def test_its_value_is_the_objective(objective, reference):
     flow = zoo.make("D3 posterior")
     index = [row for row, _ in rows(flow)]
@@ -51,7 +53,7 @@ def test_it_is_what_summing_the_last_layer_out_gives(name):
     context = zoo.rows_of_context(flow, len(x))
     found, summed = (
         gradient(estimator(flow, x, context).surrogate, trainable(flow))
-        for estimator in (Analytic(), SpecialCase(sum_last=True, baseline="none"))
+        for estimator in (Analytic(), score_function("baseline=none,sum_last=true"))
     )
     assert gap(found, summed) < CLOSE
 
@@ -61,7 +63,7 @@ def test_the_evidence_lower_bound_too():
     x = all_states((2, 2, 2))
     found, summed = (
         gradient(estimator(flow, x).surrogate, trainable(flow))
-        for estimator in (Analytic("elbo"), FullPosterior(sum_last=True, baseline="none"))
+        for estimator in (Analytic(ELBO()), score_function("objective=elbo,baseline=none,sum_last=true"))
     )
     assert gap(found, summed) < CLOSE
 
@@ -72,15 +74,15 @@ def test_the_straight_through_gradient_is_the_same_at_depth_one():
     networks = list(flow.layers.parameters())
     found, through = (
         gradient(estimator(flow, x).surrogate, networks)
-        for estimator in (Analytic(entropy=0.3), StraightThrough(entropy=0.3))
+        for estimator in (Analytic(Bound(entropy=0.3)), StraightThrough(entropy=0.3))
     )
     assert gap(found, through) < CLOSE
 
 
 def test_entropy_and_its_end():
     flow = zoo.make("D2")
-    assert gap(expected_gradient(Analytic(entropy=0.7), flow), bound_gradient("D2", 0.7)) < CLOSE
-    fading = Analytic(entropy=0.7, anneal=0.0)
+    assert gap(expected_gradient(Analytic(Bound(entropy=0.7)), flow), bound_gradient("D2", 0.7)) < CLOSE
+    fading = Analytic(Bound(entropy=0.7, anneal=0.0))
     fading.prepare(flow, total_steps=2)
     for left in (1.0, 0.5, 0.0):
         assert gap(expected_gradient(fading, flow), bound_gradient("D2", 0.7 * left)) < CLOSE
@@ -93,7 +95,7 @@ def test_nothing_is_drawn():
 
 def test_more_layers_are_refused_with_the_reason():
     with pytest.raises(
-        ModelError, match=r"needs one layer; with 2 layers the sum .* special-case:sum_last=true"
+        ModelError, match=r"needs one layer; with 2 layers the sum .* score-function:sum_last=true"
     ):
         Analytic()(zoo.make("D3 depth 2 reversed"), torch.zeros(1, 3, dtype=torch.int64))
 
@@ -105,16 +107,16 @@ def test_own_choices_are_refused():
 
 def test_the_evidence_needs_a_posterior():
     with pytest.raises(ModelError, match="needs a posterior"):
-        Analytic("elbo")(zoo.make("D2"), torch.zeros(1, 2, dtype=torch.int64))
+        Analytic(ELBO())(zoo.make("D2"), torch.zeros(1, 2, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"objective": "greedy"}, "one of special, elbo"),
-        ({"objective": "elbo", "entropy": 1.0}, "leave entropy out"),
+        ("objective=greedy", "one of bound, elbo"),
+        ("objective=elbo,entropy=1.0", "takes objective, .*; got 'entropy=1.0'"),
     ],
 )
 def test_bad_options(options, words):
     with pytest.raises(ConfigError, match=words):
-        Analytic(**options)
+        build_estimator(f"analytic:{options}")

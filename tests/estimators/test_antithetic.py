@@ -10,12 +10,22 @@ from torch import Tensor
 
 import zoo
 from enumeration import all_states, gradient
-from expectations import EXACT, bound, bound_gradient, expected_gradient, gap, per_draw, state, trainable
+from expectations import (
+    EXACT,
+    bound,
+    bound_gradient,
+    expected_gradient,
+    gap,
+    per_draw,
+    score_function,
+    state,
+    trainable,
+)
 from noise import drawn_rules, expected_over, local
 from xorflow import ConfigError, LatentFlow, ModelError
 from xorflow._states import Alphabet, Layout
-from xorflow.estimators import ARMS, DisARM, LeaveOneOut
-from xorflow.estimators.arms import dirichlet_copula, one_less_correlation
+from xorflow.estimators import ARMS, DisARM
+from xorflow.estimators.antithetic import dirichlet_copula, one_less_correlation
 from xorflow.flows import Choices
 
 
@@ -120,7 +130,10 @@ def test_independent_arms_would_be_leave_one_out():
     rewards = flow.base.log_prob(flow.run(state(flow, row), draws=u[:, None]).end.state)[:, 0]
     slope = ARMS(3).slope(of_bits(logits), u[:, 0].double(), rewards) * one_less_correlation(logits, 3)
     expected = gradient((slope.detach() * logits).sum(), list(flow.layers.parameters()))
-    found = gradient(per_draw(LeaveOneOut(3), flow, row, u[None])[0], list(flow.layers.parameters()))
+    found = gradient(
+        per_draw(score_function("baseline=leave-one-out,samples=3"), flow, row, u[None])[0],
+        list(flow.layers.parameters()),
+    )
     assert gap(found, expected) < 1e-13
 
 
@@ -220,7 +233,7 @@ def test_one_layer_summed_out_is_exact():
 
 @pytest.mark.parametrize("estimator", [DisARM(), ARMS()])
 def test_refusals(estimator):
-    with pytest.raises(ModelError, match="layer 1 sees its own u; use leave-one-out"):
+    with pytest.raises(ModelError, match="layer 1 sees its own u; use score-function"):
         estimator(zoo.make("D4 own"), torch.zeros(1, 4, dtype=torch.int64))
     with pytest.raises(ModelError, match="for choices between two values, and layer 1 has features with 3"):
         estimator(zoo.make("K3 D3"), torch.zeros(1, 3, dtype=torch.int64))

@@ -10,7 +10,7 @@ import zoo
 from enumeration import all_states
 from xorflow import estimators
 from xorflow.data import Batch
-from xorflow.estimators import Baseline, Estimator, Loss, Standardiser
+from xorflow.estimators import Baseline, Credit, Estimator, Loss, Standardiser
 
 
 class Reward(Estimator):
@@ -66,7 +66,8 @@ def test_what_an_estimator_need_not_say():
 EXPLAINED = [
     name
     for name in estimators.__all__
-    if issubclass(getattr(estimators, name), (Estimator, Baseline, Standardiser)) and name != "Estimator"
+    if issubclass(getattr(estimators, name), (Estimator, Baseline, Credit, Standardiser))
+    and name != "Estimator"
 ]
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 import zoo
 from enumeration import all_states, probabilities
 from xorflow import LatentFlow, ModelError
-from xorflow.estimators.descendants import Descendants, FeatureSum, weighted_score
+from xorflow.estimators.credit import FeatureSum, weighted_score
+from xorflow.estimators.descendants import Reach
 
 POSTERIORS = zoo.names(lambda flow: flow.has_posterior)
 CASES = [(name, "p") for name in zoo.names()] + [(name, "q") for name in POSTERIORS]
@@ -91,7 +92,7 @@ def observed(name: str, drawn: str) -> Observed:
 def pairs(name: str, drawn: str):
     """(what, claimed (D, D), observed (D, D)) for all that an descendants says."""
     flow, seen = zoo.make(name), observed(name, drawn)
-    descendants = Descendants(flow, drawn)
+    descendants = Reach(flow, drawn)
     for layer in range(flow.depth):
         yield f"rewards of layer {layer}", descendants.rewards(layer), seen.rewards[layer]
         for later in range(flow.depth):
@@ -119,22 +120,22 @@ def test_nothing_else_is_in_the_set(name, drawn):
 def test_the_descendants_of_the_named_models():
     """Own reward at depth 1 and in a last layer; all later ones in a shared ordering below it."""
     own, later = torch.eye(3, dtype=torch.bool), torch.ones(3, 3).triu().bool()
-    assert torch.equal(Descendants(zoo.make("D3 x"), "p").rewards(0), own)
-    one = Descendants(zoo.flow(zoo.made(3), zoo.made(3)), "p")
+    assert torch.equal(Reach(zoo.make("D3 x"), "p").rewards(0), own)
+    one = Reach(zoo.flow(zoo.made(3), zoo.made(3)), "p")
     assert torch.equal(one.rewards(0), later)
     assert torch.equal(one.rewards(1), own)
-    chain = Descendants(zoo.flow(*zoo.chain(3, 2)), "p")
+    chain = Reach(zoo.flow(*zoo.chain(3, 2)), "p")
     assert torch.equal(chain.rewards(0), later)
     assert torch.equal(chain.rewards(1), later)  # it sees its own u
-    reversed_second = Descendants(zoo.flow(zoo.made(3), zoo.made(3, "reversed")), "p")
+    reversed_second = Reach(zoo.flow(zoo.made(3), zoo.made(3, "reversed")), "p")
     assert torch.equal(reversed_second.rewards(0), later.T)
-    three = Descendants(zoo.flow(zoo.made(3), zoo.made(3, "reversed"), zoo.made(3)), "p")
+    three = Reach(zoo.flow(zoo.made(3), zoo.made(3, "reversed"), zoo.made(3)), "p")
     assert bool(three.rewards(0)[2].all())  # back and forth: the last feature reaches all
 
 
 def test_a_posterior_is_needed_to_draw_from_it():
     with pytest.raises(ModelError, match="a posterior in every layer"):
-        Descendants(zoo.make("D2"), "q")
+        Reach(zoo.make("D2"), "q")
 
 
 KINDS = {

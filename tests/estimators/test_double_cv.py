@@ -15,13 +15,14 @@ from expectations import (
     few,
     gap,
     per_draw,
+    score_function,
     state,
     trainable,
 )
 from noise import local
 from xorflow import ConfigError, LatentFlow, ModelError
-from xorflow.estimators import Analytic, DoubleCV, LeaveOneOut
-from xorflow.estimators.double_cv import local_slopes
+from xorflow.estimators import Analytic, DoubleCV
+from xorflow.estimators.control_variates import local_slopes
 
 
 def earlier_fit(flow: LatentFlow) -> bool:
@@ -70,7 +71,10 @@ def test_at_depth_one_nothing_is_left_to_vary(name):
 def test_a_factor_of_zero_is_leave_one_out():
     flow, row = zoo.make("D3 depth 2 reversed"), 3
     draws = torch.rand(10, 3, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ours, plain = (per_draw(e, flow, row, draws) for e in (DoubleCV(3, alpha=0.0), LeaveOneOut(3)))
+    ours, plain = (
+        per_draw(e, flow, row, draws)
+        for e in (DoubleCV(3, alpha=0.0), score_function("baseline=leave-one-out,samples=3"))
+    )
     for one, other in zip(ours, plain, strict=True):
         assert gap(gradient(one, trainable(flow)), gradient(other, trainable(flow))) < 1e-13
 
@@ -104,7 +108,7 @@ def test_in_a_hierarchy_it_has_less_variance_than_leave_one_out():
         torch.stack([gradient(value, trainable(flow)) for value in per_draw(e, flow, row, draws)])
         .var(0)
         .sum()
-        for e in (DoubleCV(4), LeaveOneOut(4))
+        for e in (DoubleCV(4), score_function("baseline=leave-one-out,samples=4"))
     ]
     assert float(spread[0]) < 0.8 * float(spread[1])
 

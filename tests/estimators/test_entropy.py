@@ -15,13 +15,24 @@ from expectations import (
     gap,
     networks,
     rows,
+    score_function,
     with_a_past,
 )
 from xorflow import MADE, ConfigError, FactorisedBase, LatentFlow, Layer
-from xorflow.estimators import SpecialCase, StraightThrough
+from xorflow.estimators import Bound, ScoreFunction, StraightThrough
 from xorflow.estimators.entropy import EntropyBonus
 
 W = 0.7
+
+
+def with_entropy(**options) -> ScoreFunction:
+    return ScoreFunction(Bound(**options))
+
+
+def bonus_of(estimator) -> EntropyBonus:
+    return estimator.objective.bonus if isinstance(estimator, ScoreFunction) else estimator.bonus
+
+
 SINGLE = zoo.names(few(1))
 PAIRED = zoo.names(few(2))
 CLOSED = zoo.names(zoo.closed_form)
@@ -35,10 +46,11 @@ def test_the_bonus_is_unbiased(name):
     """For the gradient of L + w E[sum_l H_l]: a layer's entropy changes with the choices that it sees."""
     flow = zoo.make(name)
     assert (
-        gap(expected_gradient(SpecialCase(baseline="none", entropy=W), flow), bound_gradient(name, W)) < EXACT
+        gap(expected_gradient(score_function(f"baseline=none,entropy={W}"), flow), bound_gradient(name, W))
+        < EXACT
     )
     if flow.depth > 1:
-        estimator = with_a_past(SpecialCase(rewards="all", entropy=W, earlier=0.2), flow)
+        estimator = with_a_past(score_function(f"credit=all,entropy={W},earlier=0.2"), flow)
         assert gap(expected_gradient(estimator, flow), bound_gradient(name, W, 0.2)) < EXACT
 
 
@@ -46,7 +58,7 @@ def test_the_bonus_is_unbiased(name):
 def test_the_bonus_is_unbiased_with_critics(name):
     flow = zoo.make(name)
     for baseline in ("greedy", "sampled"):
-        estimator = SpecialCase(baseline=baseline, entropy=W, earlier=0.2)
+        estimator = score_function(f"baseline={baseline},entropy={W},earlier=0.2")
         assert gap(expected_gradient(estimator, flow), bound_gradient(name, W, 0.2)) < EXACT
 
 
@@ -55,9 +67,9 @@ def test_without_the_scores_of_later_entropies_it_would_be_biased(name):
     """At depth 1 without own u autograd of H is enough; elsewhere the law of what a layer sees changes too."""
     flow = zoo.make(name)
     parameters = networks(flow)
-    rewards = expected_gradient(SpecialCase(baseline="none"), flow, parameters=parameters)
+    rewards = expected_gradient(score_function("baseline=none"), flow, parameters=parameters)
     exact = gradient(bound(flow, W), parameters)
-    alone = expected_gradient(SpecialCase(baseline="none", entropy=W), flow, parameters=parameters)
+    alone = expected_gradient(score_function(f"baseline=none,entropy={W}"), flow, parameters=parameters)
     assert gap(alone, exact) < EXACT
     assert gap(rewards + direct_entropy(flow), exact) > 1e-3
 
@@ -138,7 +150,7 @@ def slope(estimator, flow: LatentFlow, joint: torch.Tensor) -> torch.Tensor:
 JOINT = torch.tensor([[0.4, 0.1], [0.15, 0.35]], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("estimator", [StraightThrough(0.5), SpecialCase(baseline="none", entropy=0.5)])
+@pytest.mark.parametrize("estimator", [StraightThrough(0.5), score_function("baseline=none,entropy=0.5")])
 def test_the_optimum_at_depth_one(estimator):
     r"""f = sigmoid((2P - 1) log((1 - beta) / beta) / w): there the gradient is zero, and all around it leads back."""
     flow = optimal(JOINT, 0.5)
@@ -196,7 +208,7 @@ def test_without_an_end_or_without_annealing_the_weight_stays():
     assert kept.state_dict() == {}  # nothing to keep
 
 
-@pytest.mark.parametrize("kind", [StraightThrough, SpecialCase])
+@pytest.mark.parametrize("kind", [StraightThrough, with_entropy])
 def test_the_schedule_is_saved_and_loaded(kind):
     flow = zoo.make("D3 depth 2 reversed")
     x = all_states(flow.states.sizes)
@@ -208,8 +220,8 @@ def test_the_schedule_is_saved_and_loaded(kind):
     resumed.load_state_dict(first.state_dict())
     like = torch.zeros((), dtype=torch.float64)
     assert (
-        float(first.bonus.value(like))
-        == float(resumed.bonus.value(like))
+        float(bonus_of(first).value(like))
+        == float(bonus_of(resumed).value(like))
         == pytest.approx(0.8 * 3 / 8 / 0.75)
     )
     losses = [e(flow, x, generator=torch.Generator().manual_seed(1)).surrogate for e in (first, resumed)]
@@ -219,9 +231,9 @@ def test_the_schedule_is_saved_and_loaded(kind):
 def test_the_weight_in_use_is_the_one_of_the_step():
     """Half way down, the gradient is that of half the bonus."""
     flow = zoo.make("chain D3 depth 2")
-    estimator = SpecialCase(baseline="none", entropy=2 * W, anneal=0.0)
+    estimator = score_function(f"baseline=none,entropy={2 * W},anneal=0.0")
     estimator.prepare(flow, total_steps=2)
-    estimator.bonus.update()
+    estimator.objective.bonus.update()
     assert gap(expected_gradient(estimator, flow), bound_gradient("chain D3 depth 2", W)) < EXACT
 
 
@@ -235,6 +247,6 @@ def test_the_weight_in_use_is_the_one_of_the_step():
     ],
 )
 def test_bad_weights_are_refused(options, words):
-    for kind in (StraightThrough, SpecialCase):
+    for kind in (StraightThrough, with_entropy):
         with pytest.raises(ConfigError, match=words):
             kind(**options)

@@ -8,9 +8,10 @@ from torch import Tensor
 
 import zoo
 from enumeration import all_choices, all_states, enumerated, gradient, joint
+from expectations import score_function
 from xorflow import ConfigError, LatentFlow, ModelError
 from xorflow.data import Batch
-from xorflow.estimators import Loss, MaximumLikelihood, SpecialCase
+from xorflow.estimators import Loss, MaximumLikelihood
 from xorflow.flows import Choices
 
 CLOSED = zoo.names(zoo.closed_form)
@@ -210,8 +211,8 @@ def test_grey_values_where_they_mean_nothing_are_refused():
     flow = zoo.make("D2")
     with pytest.raises(ModelError, match="give probabilities, those with which x was drawn"):
         MaximumLikelihood(soft_targets=True)(flow, torch.zeros(1, 2, dtype=torch.int64))
-    with pytest.raises(ModelError, match="SpecialCase takes no soft targets"):
-        SpecialCase().soft_target_loss(flow, torch.zeros(1, 2), None, torch.zeros(1, 2))
+    with pytest.raises(ModelError, match="ScoreFunction takes no soft targets"):
+        score_function().soft_target_loss(flow, torch.zeros(1, 2), None, torch.zeros(1, 2))
     with pytest.raises(ModelError, match="split_batch is for the components of a mixture"):
         MaximumLikelihood(split_batch=True)(flow, torch.zeros(1, 2, dtype=torch.int64))
 

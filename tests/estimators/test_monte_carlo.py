@@ -8,8 +8,7 @@ from torch import Tensor
 
 import zoo
 from enumeration import all_states, gradient
-from expectations import bound, everything, evidence, rows, state, trainable
-from research.estimators.objectives import Objective
+from expectations import bound, everything, evidence, rows, score_function, state, trainable
 from research.estimators.oracles import enumerated_value
 from xorflow import LatentFlow
 from xorflow.estimators import (
@@ -19,16 +18,14 @@ from xorflow.estimators import (
     DisARM,
     DoubleCV,
     Estimator,
-    FullPosterior,
-    LeaveOneOut,
     LocalExpectation,
     MaximumLikelihood,
     ProposalPrefix,
     Rebar,
     ReinMax,
     Relax,
-    SpecialCase,
     StraightThroughGumbel,
+    Target,
 )
 
 
@@ -58,7 +55,7 @@ def summed_out(flow: LatentFlow) -> Tensor:
 
 def of_several(samples: int, proposal: Literal["p", "q"] = "p", sum_last: bool = False):
     """The bound of several samples of the two states, as a plain sum over all tuples of choices."""
-    objective = Objective("samples", samples=samples, proposal=proposal, sum_last=sum_last)
+    objective = Target("importance", samples=samples, proposal=proposal, sum_last=sum_last)
     return lambda flow: torch.stack(
         [share * enumerated_value(objective, flow, state(flow, row), None) for row, share in rows(flow)]
     ).sum()
@@ -88,24 +85,35 @@ def z_scores(estimator: Estimator, flow: LatentFlow, objective: Tensor) -> Tenso
 
 
 CASES = {
-    "no baseline": ("D3 depth 2 reversed", lambda: SpecialCase(baseline="none"), bound),
-    "running mean, own u": ("D4 own", lambda: SpecialCase(), bound),
-    "greedy critic, chain": ("chain D2 depth 3", lambda: SpecialCase(baseline="greedy"), bound),
-    "sampled critic, K = 3": ("K3 depth 2", lambda: SpecialCase(baseline="sampled"), bound),
-    "all rewards": ("chain K3 depth 2", lambda: SpecialCase("all"), bound),
-    "two samples and a critic": ("chain D3 depth 2", lambda: SpecialCase("two-term", "sampled", two_samples=True), bound),
-    "entropy": ("D3 depth 3", lambda: SpecialCase(entropy=0.7), lambda flow: bound(flow, 0.7)),
-    "learned base, last layer summed out": ("D3 depth 2 learned base", lambda: SpecialCase(sum_last=True), bound),
-    "prefixes from a proposal": ("D4 own", lambda: ProposalPrefix(0.3), bound),
-    "posterior": ("D3 depth 2 posterior", lambda: FullPosterior(), evidence),
-    "posterior, suffix, chain": (
-        "chain depth 3 posterior sees x, previous", lambda: FullPosterior("suffix", baseline="sampled"), evidence
+    "no baseline": ("D3 depth 2 reversed", lambda: score_function("baseline=none"), bound),
+    "running mean, own u": ("D4 own", lambda: score_function(), bound),
+    "greedy critic, chain": ("chain D2 depth 3", lambda: score_function("baseline=greedy"), bound),
+    "sampled critic, K = 3": ("K3 depth 2", lambda: score_function("baseline=sampled"), bound),
+    "all rewards": ("chain K3 depth 2", lambda: score_function("credit=all"), bound),
+    "two samples and a critic": (
+        "chain D3 depth 2", lambda: score_function("credit=two-term,two_samples=true,baseline=sampled"), bound
     ),
-    "posterior, vanilla, K = 3": ("K3 depth 2 posterior", lambda: FullPosterior("vanilla", baseline="greedy"), evidence),
-    "posterior, last layer summed out": ("D2 depth 3 posterior sees x", lambda: FullPosterior(sum_last=True), evidence),
+    "entropy": ("D3 depth 3", lambda: score_function("entropy=0.7"), lambda flow: bound(flow, 0.7)),
+    "learned base, last layer summed out": ("D3 depth 2 learned base", lambda: score_function("sum_last=true"), bound),
+    "prefixes from a proposal": ("D4 own", lambda: ProposalPrefix(0.3), bound),
+    "posterior": ("D3 depth 2 posterior", lambda: score_function("objective=elbo"), evidence),
+    "posterior, suffix, chain": (
+        "chain depth 3 posterior sees x, previous",
+        lambda: score_function("objective=elbo,divergence=cross-entropy,baseline=sampled"), evidence
+    ),
+    "posterior, vanilla, K = 3": (
+        "K3 depth 2 posterior",
+        lambda: score_function("objective=elbo,divergence=sampled,credit=all,baseline=greedy"), evidence
+    ),
+    "posterior, last layer summed out": (
+        "D2 depth 3 posterior sees x", lambda: score_function("objective=elbo,sum_last=true"), evidence
+    ),
     "marginal": ("D2 depth 3", lambda: MaximumLikelihood(samples=3), summed_out),
-    "leave-one-out, own u": ("D3 depth 2 own", lambda: LeaveOneOut(2), bound),
-    "leave-one-out, posterior": ("D2 depth 3 posterior sees x", lambda: LeaveOneOut(3, "q", sum_last=True), evidence),
+    "leave-one-out, own u": ("D3 depth 2 own", lambda: score_function("baseline=leave-one-out,samples=2"), bound),
+    "leave-one-out, posterior": (
+        "D2 depth 3 posterior sees x",
+        lambda: score_function("objective=elbo,baseline=leave-one-out,samples=3,sum_last=true"), evidence
+    ),
     "several samples": ("D3 depth 2 reversed", lambda: VIMCO(2), of_several(2)),
     "several samples, posterior": ("chain depth 2 relative posterior", lambda: VIMCO(3, "q"), of_several(3, "q")),
     "several samples, last layer summed out": (
@@ -144,7 +152,7 @@ def test_the_mean_gradient_is_the_exact_one(case):
 
 
 BIASED = {
-    "impatient": lambda: SpecialCase("impatient"),
+    "impatient": lambda: score_function("credit=impatient"),
     "concrete": lambda: Concrete(0.5),
     "straight-through gumbel": lambda: StraightThroughGumbel(1.0),
 }

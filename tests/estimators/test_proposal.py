@@ -6,9 +6,9 @@ from torch import Tensor
 
 import zoo
 from enumeration import all_choices, all_states, gradient, probabilities
-from expectations import EXACT, bound_gradient, few, gap, per_draw, rows, state, trainable
+from expectations import EXACT, bound_gradient, few, gap, per_draw, rows, score_function, state, trainable
 from xorflow import ConfigError, LatentFlow, ModelError
-from xorflow.estimators import ProposalPrefix, SpecialCase
+from xorflow.estimators import ProposalPrefix
 
 NAMES = zoo.names(lambda flow: flow.layers[-1].conditioner.order is not None and few(2)(flow))
 ONE_LAYER = zoo.names(
@@ -81,7 +81,9 @@ def test_summed_out_it_is_the_mean_over_the_last_choices(name):
 def test_without_the_weights_it_would_be_biased(name, monkeypatch):
     """Where a choice sees those before it, whose law is another one under the proposal."""
     flow = zoo.make(name)
-    monkeypatch.setattr(ProposalPrefix, "log_rho", lambda self, choices, v: choices.log_prob(v).detach())
+    monkeypatch.setattr(
+        ProposalPrefix, "log_rho", lambda self, choices, v, layout: choices.log_prob(v).detach()
+    )
     assert gap(expectation(ProposalPrefix(0.0), flow), bound_gradient(name)) < EXACT
     assert gap(expectation(ProposalPrefix(0.3), flow), bound_gradient(name)) > 1e-3
 
@@ -90,7 +92,7 @@ def test_without_the_weights_it_would_be_biased(name, monkeypatch):
 def test_on_one_path_and_without_mixing_it_is_the_two_terms(name):
     """With the same draw for the prefix and the choice, value and gradient are those of the special case."""
     flow = zoo.make(name)
-    two_terms = SpecialCase(rewards="two-term", baseline="none")
+    two_terms = score_function("credit=two-term,baseline=none")
     for row, _ in rows(flow):
         u = all_choices(flow)[:, None]
         found = per_draw(ProposalPrefix(0.0), flow, row, u.expand(-1, 2, -1, -1))
@@ -131,7 +133,7 @@ def test_prefixes_drawn_from_uniforms_have_the_law_of_the_proposal(name, mix):
         COUNT, flow.features, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
     layer = flow.layers[0]
-    v, _, _ = estimator._prefix(layer, point, uniforms, context)
+    v, *_ = estimator._prefix(layer, point, uniforms, context)
     every, expected = all_choices(flow)[:, 0], proposal(flow, row, mix)
     frequency = torch.stack([(v == one).all(-1).double().mean() for one in every])
     error = (expected * (1 - expected) / COUNT).sqrt()
@@ -147,7 +149,7 @@ def test_without_mixing_prefixes_are_the_generators_own_draws(name):
     uniforms = torch.rand(
         len(x), 1, flow.features, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
-    v, _, _ = ProposalPrefix()._prefix(flow.layers[0], flow.start(x), uniforms[:, 0], context)
+    v, *_ = ProposalPrefix()._prefix(flow.layers[0], flow.start(x), uniforms[:, 0], context)
     expected = flow.run(x, draws=uniforms, context=context).us[0]
     assert torch.equal(v, expected)
 

@@ -12,7 +12,7 @@ from expectations import bound, gap, networks, trainable
 from noise import drawn_rules, expected_over, gauss, local, thresholds
 from xorflow import ConfigError, LatentFlow, ModelError
 from xorflow.estimators import Rebar, Relax
-from xorflow.estimators.relaxed_control import RelaxedControl, conditional
+from xorflow.estimators.control_variates import conditional
 
 MAKERS = {
     "rebar": lambda: Rebar(eta=0.7, tau=0.5),
@@ -21,7 +21,7 @@ MAKERS = {
 }
 
 
-def arbitrary(estimator: RelaxedControl, flow: LatentFlow) -> RelaxedControl:
+def arbitrary(estimator: Rebar, flow: LatentFlow) -> Rebar:
     """With parameters as after some training."""
     estimator.prepare(flow)
     if isinstance(estimator, Relax):
@@ -121,7 +121,7 @@ def test_certain_choices_stay_finite():
 # each gradient where it belongs
 
 
-def found_gradients(estimator: RelaxedControl, flow: LatentFlow) -> dict[str, list[Tensor]]:
+def found_gradients(estimator: Rebar, flow: LatentFlow) -> dict[str, list[Tensor]]:
     x = all_states(flow.states.sizes)
     context = zoo.rows_of_context(flow, len(x))
     loss = arbitrary(estimator, flow)(flow, x, context, generator=torch.Generator().manual_seed(0))

@@ -6,16 +6,20 @@ from torch import Tensor
 
 import zoo
 from enumeration import all_states
+from expectations import score_function
 from xorflow import LatentFlow, Layer
 from xorflow.conditioners import Conditioner, Source
 from xorflow.estimators import (
     ARMS,
+    All,
     Baseline,
     DisARM,
     DoubleCV,
     Estimator,
-    LeaveOneOut,
-    SpecialCase,
+    GreedyCritic,
+    NoBaseline,
+    SampledCritic,
+    ScoreFunction,
     StraightThrough,
 )
 
@@ -108,13 +112,13 @@ def least(f: Tensor) -> Tensor:
 
 # by name: the baseline, and the variance as a function of f, r(0), r(1)
 FORMULAS = {
-    "no baseline": ("none", lambda f, low, high: f * (1 - f) * ((1 - f) * high + f * low).square()),
+    "no baseline": (NoBaseline(), lambda f, low, high: f * (1 - f) * ((1 - f) * high + f * low).square()),
     "a constant": (constant(-0.7), lambda f, low, high: f * (1 - f) * ((1 - f) * high + f * low + 0.7).square()),
     "the mean": (MEAN, lambda f, low, high: f * (1 - f) * (1 - 2 * f).square() * (high - low).square()),
     "the best": (BEST, lambda f, low, high: torch.zeros_like(f)),
-    "greedy critic": ("greedy", lambda f, low, high: least(f) * (1 - least(f)) ** 3 * (high - low).square()),
+    "greedy critic": (GreedyCritic(), lambda f, low, high: least(f) * (1 - least(f)) ** 3 * (high - low).square()),
     "sampled critic": (
-        "sampled",
+        SampledCritic(),
         lambda f, low, high: (
             (f * (1 - f) * (1 - 2 * f).square() + (f * (1 - f)).square()) * (high - low).square()
         ),
@@ -127,7 +131,7 @@ def test_the_variance_of_each_baseline(flow, name):
     baseline, formula = FORMULAS[name]
     for x in all_states((2,) * FEATURES):
         f, low, high = known(flow, x)
-        mean, variance = moments(SpecialCase(baseline=baseline), flow, x)
+        mean, variance = moments(ScoreFunction(baseline=baseline), flow, x)
         torch.testing.assert_close(mean, f * (1 - f) * (high - low), rtol=0, atol=1e-12)
         torch.testing.assert_close(variance, formula(f, low, high), rtol=0, atol=1e-12)
 
@@ -137,7 +141,7 @@ def test_the_variance_of_two_samples_and_of_antithetic_pairs(flow):
     for x in all_states((2,) * FEATURES):
         f, low, high = known(flow, x)
         v, m, squared = f * (1 - f), least(f), (high - low).square()
-        mean, variance = moments(LeaveOneOut(2), flow, x)
+        mean, variance = moments(score_function("baseline=leave-one-out,samples=2"), flow, x)
         torch.testing.assert_close(mean, v * (high - low), rtol=0, atol=1e-12)
         torch.testing.assert_close(variance, v * (1 - 2 * v) / 2 * squared, rtol=0, atol=1e-12)
         # an interval at either end, as long as the rarer value is probable, where the arms differ; between, they agree
@@ -155,7 +159,11 @@ def test_antithetic_choices_vary_less_than_independent_ones(flow, samples):
     """100,000 draws each; two samples as in the closed forms, and four."""
     x = torch.tensor([1, 0, 1])
     spread = []
-    for estimator in (ARMS(samples), LeaveOneOut(samples), DoubleCV(samples)):
+    for estimator in (
+        ARMS(samples),
+        score_function(f"baseline=leave-one-out,samples={samples}"),
+        DoubleCV(samples),
+    ):
         draws = estimator.draw(flow, 100_000, torch.Generator().manual_seed(0))
         spread.append(in_logits(estimator, flow, x.expand(100_000, -1), draws).var(0))
     arms, independent, linear = spread
@@ -168,7 +176,7 @@ def test_the_best_constant_leaves_no_variance_sample_by_sample(flow):
     u = all_states((2,) * FEATURES)
     for x in u:
         f, low, high = known(flow, x)
-        each = in_logits(SpecialCase(baseline=BEST), flow, x.expand(len(u), -1), u[None, :, None])
+        each = in_logits(ScoreFunction(baseline=BEST), flow, x.expand(len(u), -1), u[None, :, None])
         torch.testing.assert_close(each, (f * (1 - f) * (high - low)).expand(8, -1), rtol=0, atol=1e-14)
         analytic = in_logits(StraightThrough(), flow, x[None], None)[0]
         torch.testing.assert_close(each[0], analytic, rtol=0, atol=1e-14)
@@ -184,7 +192,7 @@ def test_the_variance_of_all_rewards_together(flow, value):
         best = (1 - f) * high + f * low
         others = means.sum() - means
         expected = v * (best - FEATURES * value + others).square() + v * (spread.sum() - spread)
-        estimator = SpecialCase("all", constant(value))
+        estimator = ScoreFunction(credit=All(), baseline=constant(value))
         mean, variance = moments(estimator, flow, x)
         torch.testing.assert_close(mean, v * (high - low), rtol=0, atol=1e-12)
         torch.testing.assert_close(variance, expected, rtol=0, atol=1e-12)
@@ -194,7 +202,7 @@ def test_the_variance_of_all_rewards_together(flow, value):
 def test_the_variance_of_draws_from_uniforms(flow, name):
     """200,000 of them: the standard error of a variance, from the fourth moment, is below one per cent of it."""
     baseline, formula = FORMULAS[name]
-    estimator, x = SpecialCase(baseline=baseline), torch.tensor([1, 0, 1])
+    estimator, x = ScoreFunction(baseline=baseline), torch.tensor([1, 0, 1])
     draws = estimator.draw(flow, 200_000, torch.Generator().manual_seed(0))
     each = in_logits(estimator, flow, x.expand(200_000, -1), draws)
     square = (each - each.mean(0)).square()

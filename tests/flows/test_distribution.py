@@ -7,8 +7,9 @@ from torch.distributions import Distribution
 
 import zoo
 from enumeration import all_states, enumerated
+from expectations import score_function
 from xorflow import MADE, DataError, FactorisedBase, Intractable, LatentFlow, Layer, Mixture, ModelError
-from xorflow.estimators import MaximumLikelihood, SpecialCase, StraightThrough
+from xorflow.estimators import MaximumLikelihood, StraightThrough
 
 
 @pytest.fixture
@@ -168,6 +169,6 @@ def test_rows_and_context_that_do_not_broadcast_are_refused():
     ("shape", "words"), [((2, 4), r"D = 3 features, and got shape \(2, 4\)"), ((0, 3), "the batch has none")]
 )
 def test_estimators_refuse_other_features_and_no_rows(shape, words):
-    for estimator in (MaximumLikelihood(), SpecialCase(), StraightThrough()):
+    for estimator in (MaximumLikelihood(), score_function(), StraightThrough()):
         with pytest.raises(DataError, match=words):
             estimator(zoo.make("D3 reversed"), torch.zeros(shape, dtype=torch.int64))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import zoo
 from enumeration import all_states, gradient, joint
+from expectations import score_function
 from xorflow import (
     MADE,
     CausalTransformer,
@@ -20,7 +21,7 @@ from xorflow import (
     ModelError,
     evaluate,
 )
-from xorflow.estimators import MaximumLikelihood, SpecialCase, StraightThrough
+from xorflow.estimators import MaximumLikelihood, StraightThrough
 from xorflow.flows import SampleNoise
 from xorflow.training import flow_from_spec, flow_to_spec
 
@@ -287,7 +288,7 @@ def test_a_component_without_a_likelihood_is_named():
 
 def test_what_trains_a_mixture():
     x = torch.zeros(1, 3, dtype=torch.int64)
-    for estimator in (StraightThrough(), SpecialCase()):
+    for estimator in (StraightThrough(), score_function()):
         with pytest.raises(
             ModelError, match=f"{type(estimator).__name__} trains single flows.*MaximumLikelihood"
         ):

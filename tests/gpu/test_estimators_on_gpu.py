@@ -17,13 +17,16 @@ SMALL = {
     "precision": "32-true",
 }
 ESTIMATORS = [
-    "leave-one-out:samples=3", "leave-one-out:samples=2,proposal=q,sum_last=true", "vimco:samples=3",
+    "score-function:baseline=leave-one-out,samples=3",
+    "score-function:objective=elbo,baseline=leave-one-out,samples=2,sum_last=true", "vimco:samples=3",
     "vimco:samples=2,proposal=q,sum_last=true", "disarm", "disarm:sum_last=true,common=true", "arms:samples=3",
     "rebar", "rebar:sum_last=true", "relax", "relax:sum_last=true", "double-cv:samples=2",
     "double-cv:samples=2,sum_last=true", "concrete", "st-gumbel", "reinmax", "proposal-prefix",
-    "proposal-prefix:mix=0.1,sum_last=true", "special-case", "special-case:baseline=greedy", "special-case:standardise=one",
-    "special-case:rewards=impatient,baseline=none,standardise=feature", "full-posterior", "full-posterior:baseline=greedy",
-    "full-posterior:sum_last=true",
+    "proposal-prefix:mix=0.1,sum_last=true", "score-function", "score-function:baseline=greedy",
+    "score-function:standardise=one",
+    "score-function:credit=impatient,baseline=none,standardise=feature", "score-function:objective=elbo",
+    "score-function:objective=elbo,baseline=greedy",
+    "score-function:objective=elbo,sum_last=true",
 ]  # fmt: skip
 
 

@@ -36,7 +36,7 @@ KINDS = {
     "coupling": {
         "layers": 2, "conditioner": "coupling:hidden=64,mask=checkerboard", "estimator": "maximum-likelihood:samples=2",
     },
-    "running mean": {"layers": 2, "order": "alternating", "estimator": "special-case:standardise=feature"},
+    "running mean": {"layers": 2, "order": "alternating", "estimator": "score-function:standardise=feature"},
     "recurrent, muon": {
         "optimiser": "muon", "conditioner": "recurrent:width=32", "skip": 1e-3,
     },

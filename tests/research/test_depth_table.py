@@ -27,7 +27,7 @@ def row(name: str, depth: int, bound: float, **changes: Any) -> dict[str, Any]:
     return usual | changes
 
 
-def coupling(depth: int, bound: float, estimator: str = "full-posterior") -> dict[str, Any]:
+def coupling(depth: int, bound: float, estimator: str = "score-function:objective=elbo") -> dict[str, Any]:
     return row(
         f"c-{depth}-{estimator}",
         depth,

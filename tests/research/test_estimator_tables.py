@@ -24,7 +24,7 @@ from research.estimators.training_table import (
 )
 from xorflow import UserError
 
-PAPER = ["special-case", "special-case:baseline=greedy"]
+PAPER = ["score-function", "score-function:baseline=greedy"]
 PLAN = {
     "version": 1,
     "settings": {
@@ -35,9 +35,9 @@ PLAN = {
         "seed": 0,
         "device": "a device",
     },
-    "references": {"generator": PAPER, "posterior": ["full-posterior"]},
+    "references": {"generator": PAPER, "posterior": ["score-function:objective=elbo"]},
     "models": {
-        "depth-1": {"title": "depth 1", "estimator": "special-case", "epochs": 20},
+        "depth-1": {"title": "depth 1", "estimator": "score-function", "epochs": 20},
         "depth-2": {"title": "depth 2", "estimator": "disarm", "epochs": 10},
     },
     "refused": [{"model": "depth-2", "estimator": "analytic", "reason": "needs one layer"}],
@@ -77,8 +77,8 @@ def run(depth: int, estimator: str, greedy: float, **changes: Any) -> dict[str, 
 EARLIER = {"bias": 0.4, "bias_stderr": 0.1, "bias_noise": 0.1, "draws": 400}
 EXACT = {"variance": 0.0, "variance_stderr": 0.0, "bias": 0.0, "bias_stderr": 0.0, "snr": None, "draws": 1}
 PARTS = [
-    part("depth-1", "special-case", row(milliseconds=2.0, variance=1.0)),
-    part("depth-1", "special-case:baseline=greedy", row(milliseconds=4.0, variance=0.8)),
+    part("depth-1", "score-function", row(milliseconds=2.0, variance=1.0)),
+    part("depth-1", "score-function:baseline=greedy", row(milliseconds=4.0, variance=0.8)),
     part("depth-1", "disarm", row(milliseconds=1.0, variance=0.5)),
     part("depth-1", "arms:samples=4", row(milliseconds=8.0, variance=0.4)),
     part("depth-1", "straight-through", row(**EXACT)),
@@ -88,12 +88,17 @@ PARTS = [
         "vimco:samples=4",
         row(oracle=None, bias=None, bias_stderr=None, distance=None, cosine=None),
     ),
-    part("depth-2", "special-case", row(1, variance=0.1), row(2)),
-    part("depth-2", "leave-one-out:samples=2", row(1, bias=0.5, draws=1600, earlier=[EARLIER]), row(2)),
+    part("depth-2", "score-function", row(1, variance=0.1), row(2)),
+    part(
+        "depth-2",
+        "score-function:baseline=leave-one-out,samples=2",
+        row(1, bias=0.5, draws=1600, earlier=[EARLIER]),
+        row(2),
+    ),
     part("depth-2", "straight-through", *(row(layer, claim="biased", bias=0.1 * layer) for layer in (1, 2))),
 ]
 RUNS = [
-    run(1, "special-case", 110.0),
+    run(1, "score-function", 110.0),
     run(1, "disarm", 90.0),
     run(1, "arms:samples=4", 120.0),
     run(1, "straight-through", 80.0),
@@ -122,16 +127,16 @@ def of(table: dict[str, Any], model: str, estimator: str, layer: int = 1) -> dic
 
 def test_variance_at_equal_cost_is_relative_to_the_papers_best(results: Path) -> None:
     table = make_study_table(read_study(results / "estimators"))
-    assert of(table, "depth-1", "special-case")["variance_at_equal_cost"] == 1.0
-    assert of(table, "depth-1", "special-case:baseline=greedy")["variance_at_equal_cost"] == 1.6
+    assert of(table, "depth-1", "score-function")["variance_at_equal_cost"] == 1.0
+    assert of(table, "depth-1", "score-function:baseline=greedy")["variance_at_equal_cost"] == 1.6
     disarm = of(table, "depth-1", "disarm")
-    assert (disarm["variance_at_equal_cost"], disarm["reference"]) == (0.25, "special-case")
+    assert (disarm["variance_at_equal_cost"], disarm["reference"]) == (0.25, "score-function")
     assert of(table, "depth-1", "straight-through")["variance_at_equal_cost"] == 0.0
     best = {(r["model"], r["layer"]): r["estimator"] for r in best_of_several(table["rows"])}
     assert best == {
         ("depth-1", 1): "disarm",
-        ("depth-2", 1): "leave-one-out:samples=2",
-        ("depth-2", 2): "leave-one-out:samples=2",
+        ("depth-2", 1): "score-function:baseline=leave-one-out,samples=2",
+        ("depth-2", 2): "score-function:baseline=leave-one-out,samples=2",
     }
 
 
@@ -139,20 +144,24 @@ def test_only_rows_of_the_references_objective_have_a_reference() -> None:
     bounds = {"objective": "bound of 4 samples from the generator"}
     posterior = {"part": "posterior", "objective": "evidence lower bound"}
     parts = [
-        part("depth-1", "special-case", row()),
+        part("depth-1", "score-function", row()),
         part("depth-1", "vimco:samples=4", row(**bounds)),
         part("depth-1", "maximum-likelihood", row(**EXACT, objective="log-likelihood")),
-        part("depth-1", "full-posterior", row(**posterior)),
-        part("depth-1", "leave-one-out:samples=4,proposal=q", row(**posterior, variance=4.0)),
+        part("depth-1", "score-function:objective=elbo", row(**posterior)),
+        part(
+            "depth-1",
+            "score-function:objective=elbo,baseline=leave-one-out,samples=4",
+            row(**posterior, variance=4.0),
+        ),
     ]
     table = trained(parts=parts)
     found = {row["estimator"]: row["variance_at_equal_cost"] for row in table["rows"]}
     assert found == {
-        "special-case": 1.0,
+        "score-function": 1.0,
         "vimco:samples=4": None,
         "maximum-likelihood": None,
-        "full-posterior": 1.0,
-        "leave-one-out:samples=4,proposal=q": 4.0,
+        "score-function:objective=elbo": 1.0,
+        "score-function:objective=elbo,baseline=leave-one-out,samples=4": 4.0,
     }
     assert {row["device"] for row in table["rows"]} == {"cpu"}
 
@@ -160,7 +169,7 @@ def test_only_rows_of_the_references_objective_have_a_reference() -> None:
 def test_a_variance_that_a_few_draws_carry_is_marked() -> None:
     """Far below the reference, but known to no more than a half."""
     parts = [
-        part("depth-1", "special-case", row(variance=1.0, variance_stderr=0.01)),
+        part("depth-1", "score-function", row(variance=1.0, variance_stderr=0.01)),
         part("depth-1", "disarm", row(variance=0.01, variance_stderr=0.005)),
     ]
     text = best_table(trained(parts=parts))
@@ -169,14 +178,14 @@ def test_a_variance_that_a_few_draws_carry_is_marked() -> None:
 
 def test_what_is_not_drawn_pixel_by_pixel_is_named_with_the_reason(results: Path) -> None:
     still = part("depth-1", "analytic", row(**EXACT)) | {"variance_by_feature": [0.0] * 64}
-    far = part("depth-1", "special-case:rewards=all", row())
+    far = part("depth-1", "score-function:credit=all", row())
     many = [part("depth-1", f"leave-one-out:samples={k}", row()) for k in range(2, 18)]
     shown, left = choose_maps([still, far, *many])
     assert len(shown) == 15
     assert sorted(name for names in left.values() for name in names) == [
         "analytic",
-        "leave-one-out:samples=17",
-        "special-case:rewards=all",
+        "score-function:baseline=leave-one-out,samples=17",
+        "score-function:credit=all",
     ]
     assert choose_maps([]) == ([], {})
     assert write_study(results / "estimators")["maps_left_out"] == {}
@@ -187,7 +196,7 @@ def test_what_is_not_drawn_pixel_by_pixel_is_named_with_the_reason(results: Path
 
 def test_equal_time_shows_both_sides(results: Path) -> None:
     table = make_study_table(read_study(results / "estimators"))
-    first = "| depth-1, middle, layer 1 | `special-case` | 1 ± 0.1 | 2 | `disarm` | 0.5 ± 0.1 | 1 | 0.25 |"
+    first = "| depth-1, middle, layer 1 | `score-function` | 1 ± 0.1 | 2 | `disarm` | 0.5 ± 0.1 | 1 | 0.25 |"
     assert first in best_table(table)
 
 
@@ -226,7 +235,7 @@ def test_a_full_study_has_pictures(results: Path) -> None:
 
 
 def test_models_with_posteriors_have_pictures_of_their_own(results: Path) -> None:
-    content = part("depth-2", "full-posterior", row(), row(part="posterior"))
+    content = part("depth-2", "score-function:objective=elbo", row(), row(part="posterior"))
     (results / "estimators/parts/99.json").write_text(json.dumps(content), encoding="utf-8")
     write_study(results / "estimators")
     for name in ("variance_cost", "bias_variance", "variance_cost_posteriors", "bias_variance_posteriors"):
@@ -250,7 +259,7 @@ def test_the_markdown_has_every_gradient_and_what_was_refused(results: Path) -> 
     assert "| 1 | `disarm` | special-case bound | 90.00 | 80.00 | exact | – | 3.0 | 1 |" in text
     assert "| 2 | `disarm` | – | 100.00 | 90.00 | bound, 1,000 samples | – | 3.0 | – |" in text
     assert "| 2 | `analytic` | not defined: needs one layer | – |" in text
-    posterior = run(1, "full-posterior", 95.0, elbo_nll=87.5)
+    posterior = run(1, "score-function:objective=elbo", 95.0, elbo_nll=87.5)
     assert "| 95.00 | 85.00 | exact | 87.50 | 3.0 |" in training_table({"rows": [], "training": [posterior]})
 
 
@@ -273,7 +282,7 @@ def test_a_damaged_file_is_named(results: Path, name: str) -> None:
 
 
 def test_seconds_are_by_device() -> None:
-    parts = [part("depth-1", name, row()) for name in ("disarm", "special-case")]
+    parts = [part("depth-1", name, row()) for name in ("disarm", "score-function")]
     other = part("depth-2", "disarm", row()) | {"device": "another"}
     table = make_study_table(StudyResults(PLAN, (*parts, other), ()))
     assert table["seconds"] == {"cpu": 1.0, "another": 0.5}

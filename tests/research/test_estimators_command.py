@@ -60,7 +60,9 @@ def test_every_estimator_is_measured_with_its_oracle_said(smoke: Path) -> None:
     small = {kinds[row["id"]] for row in rows if row["model"].startswith("small")}
     assert small == {"enumeration", plain}
     deep = {row["layer"]: row["oracle"] for row in rows if row["id"].startswith("depth-2.converged.disarm.")}
-    assert deep[1].startswith("mean of 8 draws of leave-one-out:samples=16,sum_last=true")
+    assert deep[1].startswith(
+        "mean of 8 draws of score-function:baseline=leave-one-out,samples=16,sum_last=true"
+    )
     assert deep[2].startswith("closed form of the last layer given the layers before")
 
 
@@ -136,7 +138,7 @@ def test_a_run_is_studied_into_its_own_folder(bits: Path, research: Command) -> 
         "estimators",
         bits,
         "--estimators",
-        "maximum-likelihood,leave-one-out:samples=2",
+        "maximum-likelihood,score-function:baseline=leave-one-out,samples=2",
         "--draws",
         "8",
         "--batch",
@@ -147,7 +149,10 @@ def test_a_run_is_studied_into_its_own_folder(bits: Path, research: Command) -> 
     assert "run, converged: gradient of the base" in said.out
     assert said.out.count("log-likelihood; exact gradient: closed form") == 2  # generator and base
     table = read(bits / "estimators/table.json")
-    assert {row["estimator"] for row in table["rows"]} == {"maximum-likelihood", "leave-one-out:samples=2"}
+    assert {row["estimator"] for row in table["rows"]} == {
+        "maximum-likelihood",
+        "score-function:baseline=leave-one-out,samples=2",
+    }
     assert {(row["draws"], row["batch"]) for row in table["rows"]} == {(1, 4), (8, 4)}
     assert table["description"].startswith("Study of the run in run.")
     (seconds,) = table["seconds"].values()
@@ -164,7 +169,10 @@ def test_what_a_run_is_refused_is_said(bits: Path, research: Command, tmp_path: 
 
 
 BAD = {
-    "one sample": (("--estimators", "leave-one-out:samples=1"), "leave-one-out needs samples=2 or more"),
+    "one sample": (
+        ("--estimators", "score-function:baseline=leave-one-out,samples=1"),
+        "leave-one-out needs samples=2 or more",
+    ),
     "no parameters": (("--estimators", "relax:hidden=0"), "without one it has no parameters"),
     "nothing to control": (("--estimators", "rebar:sum_last=true"), "is for choices between two values"),
     "K > 2": (
@@ -173,7 +181,7 @@ BAD = {
     ),
     "no such": (("--estimators", "magic"), "estimator is one of maximum-likelihood"),
     "no option": (("--estimators", "disarm:x=1"), "estimator 'disarm' takes"),
-    "posterior": (("--estimators", "full-posterior"), "needs a posterior in every layer"),
+    "posterior": (("--estimators", "score-function:objective=elbo"), "needs a posterior in every layer"),
     "draws": (("--draws", "3"), "--draws is at least 8"),
     "batch": (
         ("--estimators", "maximum-likelihood", "--batch", "9999"),
@@ -210,7 +218,7 @@ def test_a_model_without_an_oracle(
     research: Command, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = rows_file(tmp_path / "rows.npy")  # 3^12 choices of two layers that see their own u
-    options = ("--layers", "2", "--set", "own=true", "--estimator", "special-case", *SMALL, "--epochs", "1")
+    options = ("--layers", "2", "--set", "own=true", "--estimator", "score-function", *SMALL, "--epochs", "1")
     with pytest.raises(SystemExit) as stop:
         xorflow(["train", "--data", str(data), "--out", str(tmp_path / "run"), *options])
     assert stop.value.code == 0

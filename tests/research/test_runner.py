@@ -139,7 +139,8 @@ def test_the_length_is_that_of_the_seed_selected_first_and_then_stays(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"schedule": "constant", "estimator": "special-case:entropy=0.7,anneal=0.5"}]
+    "options",
+    [{}, {"schedule": "constant", "estimator": "score-function:objective=bound,entropy=0.7,anneal=0.5"}],
 )
 def test_what_is_scheduled_over_all_epochs_is_not_cut_short(tmp_path: Path, options: dict[str, Any]) -> None:
     wanted = with_options(request(tmp_path), **options)

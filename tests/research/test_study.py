@@ -144,7 +144,9 @@ def test_every_model_of_our_own_can_be_built_and_its_default_estimators_too(tmp_
     assert named == set(ESTIMATORS)  # whoever adds an estimator adds it to the study
 
 
-@pytest.mark.parametrize("text", ["disarm:sum_last=true,common=true", "full-posterior:local=true"])
+@pytest.mark.parametrize(
+    "text", ["disarm:sum_last=true,common=true", "score-function:objective=elbo,credit=local-divergence"]
+)
 def test_what_is_the_same_as_another_below_depth_3_is_not_measured_there(text: str) -> None:
     measured = {depth: text in default_estimators(depth, posterior=True) for depth in (1, 2, 3)}
     assert measured == {1: False, 2: False, 3: True}
@@ -173,7 +175,7 @@ def of_run(run: Path, folder: Path, **changes: Any) -> StudyRequest:
 
 
 def test_a_run_is_studied_on_its_own_data(run: Path, tmp_path: Path) -> None:
-    texts = ("maximum-likelihood:samples=2", "leave-one-out:samples=2")
+    texts = ("maximum-likelihood:samples=2", "score-function:baseline=leave-one-out,samples=2")
     Study(of_run(run, tmp_path, estimators=texts, points="start,converged")).run()
     parts = [read(path) for path in sorted((tmp_path / "out/parts").iterdir())]
     assert {(part["model"], part["point"]) for part in parts} == {("run", "start"), ("run", "converged")}
@@ -196,7 +198,7 @@ def test_the_default_estimators_of_a_run_leave_out_what_is_not_defined(run: Path
     study = Study(of_run(run, tmp_path, estimators=None))
     wanted = {piece.estimator for piece in study.pieces}
     assert "disarm" not in wanted
-    assert "leave-one-out:samples=2" in wanted
+    assert "score-function:baseline=leave-one-out,samples=2" in wanted
     study.pieces = []
     study.run()
     refused = {entry["estimator"]: entry["reason"] for entry in read(tmp_path / "out/plan.json")["refused"]}
@@ -206,7 +208,7 @@ def test_the_default_estimators_of_a_run_leave_out_what_is_not_defined(run: Path
 REFUSED = {
     "K > 2": ({"estimators": ("disarm",)}, ModelError, "DisARM is for choices between two values"),
     "depth": ({"estimators": ("analytic",)}, ModelError, "needs one layer"),
-    "no posterior": ({"estimators": ("full-posterior",)}, ModelError, "needs a posterior"),
+    "no posterior": ({"estimators": ("score-function:objective=elbo",)}, ModelError, "needs a posterior"),
     "middle": ({"points": "middle"}, ConfigError, "a run keeps no weights in between"),
     "point": (
         {"points": "end"},
@@ -243,9 +245,9 @@ def test_a_model_without_an_exact_gradient(tmp_path: Path) -> None:
     """Twenty features whose only layer sees its own u: 2^20 choices."""
     data = tmp_path / "rows.npy"
     np.save(data, np.random.default_rng(0).integers(0, 2, (60, 20), dtype=np.uint8))
-    train_run(tiny_options(data, own=True, estimator="special-case", epochs=1), tmp_path / "run")
+    train_run(tiny_options(data, own=True, estimator="score-function", epochs=1), tmp_path / "run")
     with pytest.raises(Intractable, match="this model has none"):
-        Study(of_run(tmp_path / "run", tmp_path, estimators=("special-case",)))
+        Study(of_run(tmp_path / "run", tmp_path, estimators=("score-function",)))
 
 
 def test_a_run_made_in_python_has_no_start(tmp_path: Path) -> None:
@@ -301,11 +303,11 @@ def test_a_damaged_or_foreign_file(text: str, tmp_path: Path) -> None:
 
 
 def test_estimators_are_told_apart_whatever_separates_them() -> None:
-    expected = ("disarm", "special-case:baseline=greedy,sum_last=true", "maximum-likelihood")
+    expected = ("disarm", "score-function:baseline=greedy,sum_last=true", "maximum-likelihood")
     for given in (
-        ["disarm special-case:baseline=greedy,sum_last=true maximum-likelihood"],
-        ["disarm;special-case:baseline=greedy,sum_last=true", "maximum-likelihood", "disarm"],
-        ["disarm,special-case:baseline=greedy,sum_last=true,maximum-likelihood"],
+        ["disarm score-function:baseline=greedy,sum_last=true maximum-likelihood"],
+        ["disarm;score-function:baseline=greedy,sum_last=true", "maximum-likelihood", "disarm"],
+        ["disarm,score-function:baseline=greedy,sum_last=true,maximum-likelihood"],
     ):
         assert parse_estimators(given) == expected
     assert parse_estimators(None) is None
@@ -321,14 +323,19 @@ def test_estimators_are_told_apart_whatever_separates_them() -> None:
 def test_training_with_each_estimator_is_a_file_and_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = request(tmp_path, models=None, estimators=("analytic", "disarm", "full-posterior"))
+    wanted = request(
+        tmp_path, models=None, estimators=("analytic", "disarm", "score-function:objective=elbo")
+    )
     assert [outcome.error for outcome in TrainingComparison(wanted, 1).run()] == [None] * 5
     runs = {(run["depth"], run["estimator"]): run for run in map(read, (tmp_path / "out/training").iterdir())}
     assert len(runs) == 6
     assert runs[2, "analytic"]["error"].startswith("not defined: ")
     assert (runs[1, "disarm"]["kind"], runs[2, "disarm"]["kind"]) == ("exact", "lower bound")
     assert runs[2, "disarm"]["samples"] == 8
-    assert (runs[1, "disarm"]["posterior"], runs[1, "full-posterior"]["posterior"]) == ("none", "mlp")
+    assert (runs[1, "disarm"]["posterior"], runs[1, "score-function:objective=elbo"]["posterior"]) == (
+        "none",
+        "mlp",
+    )
     assert {run["epochs"] for run in runs.values() if "epochs" in run} == {1}
     monkeypatch.setattr(training_jobs, "make_run", lambda *_, **__: pytest.fail("finished"))
     assert TrainingComparison(wanted, 1).run() == []

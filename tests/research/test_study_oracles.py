@@ -23,17 +23,18 @@ from expectations import (
 )
 from research.estimators import oracles as study_oracles
 from research.estimators.measure import Bench
-from research.estimators.objectives import Objective, Part, claim_of, closed_form, objective_of
+from research.estimators.objectives import closed_form, description
 from research.estimators.oracles import enumerated_value, require_oracle
 from research.estimators.plain_bound import PlainBound
 from research.estimators.statistics import mean_of_pairs
 from xorflow import LatentFlow
 from xorflow.data import Batch
 from xorflow.errors import Intractable
+from xorflow.estimators import Part, Target
 from xorflow.training.build import build_estimator
 
 
-def value(objective: Objective, flow: LatentFlow) -> Tensor:
+def value(objective: Target, flow: LatentFlow) -> Tensor:
     """The objective of the two states that expectations are taken over, each with its share."""
     context = zoo.rows_of_context(flow, 1)
     parts = [
@@ -49,41 +50,44 @@ def same(found: Tensor, expected: Tensor) -> bool:
 @pytest.mark.parametrize(
     "name", ["D3 learned base", "D3 posterior", "K3 posterior", "D3 context", "K 2, 3, 4"]
 )
-@pytest.mark.parametrize("kind", ["special", "evidence"])
+@pytest.mark.parametrize("kind", ["bound", "elbo"])
 def test_closed_forms_are_what_enumeration_gives(name: str, kind) -> None:
     flow = zoo.make(name)
-    if kind == "evidence" and not flow.has_posterior:
+    if kind == "elbo" and not flow.has_posterior:
         return
-    exact = closed_form(Objective(kind))
+    exact = closed_form(Target(kind))
     assert exact is not None
     loss = sum(
         share * -exact.loss(flow, state(flow, row), zoo.rows_of_context(flow, 1), None).surrogate
         for row, share in rows(flow)
     )
     assert isinstance(loss, Tensor)
-    found = gradient(value(Objective(kind), flow), trainable(flow))
+    found = gradient(value(Target(kind), flow), trainable(flow))
     assert gap(found, gradient(loss, trainable(flow))) < EXACT
 
 
 @pytest.mark.parametrize("name", ["D3 depth 2 posterior", "D3 depth 2 own", "chain D2 depth 3", "K3 depth 2"])
 def test_bounds_of_deep_models_are_plain_sums(name: str) -> None:
     flow = zoo.make(name)
-    assert same(value(Objective("special"), flow), bound(flow))
-    bonus = Objective("special", entropy=0.3, earlier=0.5)
+    assert same(value(Target("bound"), flow), bound(flow))
+    bonus = Target("bound", entropy=0.3, earlier=0.5)
     assert same(value(bonus, flow), bound(flow, 0.3, 0.5))
     if flow.has_posterior:
-        assert same(value(Objective("evidence"), flow), evidence(flow))
+        assert same(value(Target("elbo"), flow), evidence(flow))
 
 
 UNBIASED = {
     "D3 depth 2 reversed": [
         "maximum-likelihood:samples=2",
         "vimco:samples=2,sum_last=true",
-        "leave-one-out:samples=2",
+        "score-function:baseline=leave-one-out,samples=2",
     ],
     "D1 depth 2": ["vimco:samples=2", "vimco:samples=3"],
     "D2 depth 2 context": ["vimco:samples=2"],
-    "D3 posterior": ["vimco:samples=2,proposal=q", "leave-one-out:samples=2,proposal=q"],
+    "D3 posterior": [
+        "vimco:samples=2,proposal=q",
+        "score-function:objective=elbo,baseline=leave-one-out,samples=2",
+    ],
 }
 
 
@@ -94,25 +98,31 @@ def test_an_estimators_expectation_is_the_gradient_of_its_objective(name: str, t
     flow, estimator = zoo.make(name), build_estimator(text)
     drawn = "q" if "proposal=q" in text else "p"
     expected = gradient(expected_surrogate(estimator, flow, drawn), trainable(flow))
-    assert gap(gradient(value(objective_of(estimator, flow), flow), trainable(flow)), expected) < EXACT
+    assert gap(gradient(value(estimator.target(flow), flow), trainable(flow)), expected) < EXACT
 
 
 CLAIMED = [
-    ("D3 reversed", "special-case:rewards=impatient"),
-    ("D3 reversed", "special-case:rewards=appendix,baseline=none"),
-    ("D3 reversed", "special-case:standardise=feature"),
+    ("D3 reversed", "score-function:credit=impatient"),
+    ("D3 reversed", "score-function:credit=printed-rewards,baseline=none"),
+    ("D3 reversed", "score-function:standardise=feature"),
     ("D3 reversed", "straight-through"),
-    ("D3 depth 2 reversed", "special-case:rewards=impatient"),
-    ("D3 depth 2 reversed", "special-case:rewards=all,entropy=0.5"),
+    ("D3 depth 2 reversed", "score-function:credit=impatient"),
+    ("D3 depth 2 reversed", "score-function:objective=bound,entropy=0.5,credit=all"),
     ("D3 depth 2 reversed", "straight-through"),
     ("D3 depth 2 reversed", "reinmax"),
-    ("D3 depth 2 one order", "special-case:rewards=two-term,second=0.5"),
-    ("D3 depth 2 one order", "special-case:rewards=two-term"),
-    ("D3 depth 2 posterior", "full-posterior:rewards=impatient"),
-    ("D2 depth 3 posterior sees state", "full-posterior:local=true"),
-    ("D2 depth 3 posterior sees state", "full-posterior:kl=printed"),
-    ("D2 depth 3 posterior sees state", "full-posterior:kl=suffix"),
-    ("D2 depth 3 posterior sees state", "full-posterior:gamma=0.5"),
+    ("D3 depth 2 one order", "score-function:credit=two-term,second=0.5"),
+    ("D3 depth 2 one order", "score-function:credit=two-term"),
+    ("D3 depth 2 posterior", "score-function:objective=elbo,credit=impatient"),
+    ("D2 depth 3 posterior sees state", "score-function:objective=elbo,credit=local-divergence"),
+    (
+        "D2 depth 3 posterior sees state",
+        "score-function:objective=elbo,divergence=cross-entropy,credit=printed-divergence",
+    ),
+    ("D2 depth 3 posterior sees state", "score-function:objective=elbo,divergence=cross-entropy"),
+    (
+        "D2 depth 3 posterior sees state",
+        "score-function:objective=elbo,credit=local-divergence,gamma=0.5,reach=none",
+    ),
 ]
 
 
@@ -120,8 +130,8 @@ CLAIMED = [
 def test_a_claim_of_no_bias_is_true_and_one_of_bias_is_true_somewhere(name: str, text: str) -> None:
     flow = zoo.make(name)
     estimator = with_a_past(build_estimator(text), flow)
-    objective = objective_of(estimator, flow)
-    drawn = "q" if objective.kind == "evidence" else "p"
+    objective = estimator.target(flow)
+    drawn = "q" if objective.kind == "elbo" else "p"
     differences = {}
     for number, layer in enumerate(flow.layers, 1):
         for part, network in (("generator", layer.conditioner), ("posterior", layer.posterior)):
@@ -130,7 +140,9 @@ def test_a_claim_of_no_bias_is_true_and_one_of_bias_is_true_somewhere(name: str,
             parameters = list(network.parameters())
             found = gradient(expected_surrogate(estimator, flow, drawn), parameters)
             exact = gradient(value(objective, flow), parameters)
-            differences[claim_of(estimator, flow, Part(part, number)), part, number] = gap(found, exact)
+            differences[
+                "biased" if estimator.bias_of(flow, Part(part, number)) else "unbiased", part, number
+            ] = gap(found, exact)
     for (claim, *_), difference in differences.items():
         assert claim == "biased" or difference < EXACT
     biased = [difference for (claim, *_), difference in differences.items() if claim == "biased"]
@@ -152,11 +164,11 @@ def bench(name: str, draws: int, rows_of_batch: int = 4, warm_up: int = 3) -> Be
 def test_an_averaged_oracle_agrees_with_enumeration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within four standard errors, layer by layer, for all objectives that have one."""
     exact, averaged = bench("D3 depth 2 posterior", 256), bench("D3 depth 2 posterior", 256)
-    for kind in ("special", "evidence", "summed"):
-        plain = exact.oracle(Objective(kind), 256)
+    for kind in ("bound", "elbo", "summed"):
+        plain = exact.oracle(Target(kind), 256)
         with monkeypatch.context() as context:
             context.setattr(study_oracles, "ENUMERATION_LIMIT", 1)
-            noisy = averaged.oracle(Objective(kind), 256)
+            noisy = averaged.oracle(Target(kind), 256)
         assert plain is not None
         assert noisy is not None
         assert (plain.last, len(plain.means)) == ("enumeration", 1)
@@ -191,7 +203,7 @@ def test_a_plain_score_function_is_unbiased_for_bounds_of_several_samples(
 ) -> None:
     """Over all choices of two sets of two samples, of two features."""
     flow = zoo.make(name)
-    objective = Objective("samples", samples=2, sum_last=sum_last, proposal=proposal)
+    objective = Target("importance", samples=2, sum_last=sum_last, proposal=proposal)
     expected = gradient(
         expected_surrogate(PlainBound(2, 2, proposal, sum_last), flow, proposal), trainable(flow)
     )
@@ -204,7 +216,7 @@ def test_bounds_of_several_samples_of_large_models_are_averaged(
     proposal: Literal["p", "q"], sum_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within four standard errors of enumeration, as all averaged oracles."""
-    objective = Objective("samples", samples=2, sum_last=sum_last, proposal=proposal)
+    objective = Target("importance", samples=2, sum_last=sum_last, proposal=proposal)
     exact, averaged = bench("D3 depth 2 posterior", 64), bench("D3 depth 2 posterior", 64)
     plain = exact.oracle(objective, 64)
     with monkeypatch.context() as context:
@@ -219,7 +231,7 @@ def test_bounds_of_several_samples_of_large_models_are_averaged(
         distance = mean_of_pairs(errors @ errors.T)
         assert abs(distance.value) < 4 * distance.noise + 1e-20
     source = "the posterior" if proposal == "q" else "the generator"
-    assert objective.description.startswith(f"bound of 2 samples from {source}")
+    assert description(objective).startswith(f"bound of 2 samples from {source}")
 
 
 def test_a_model_without_any_oracle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,18 +249,19 @@ def test_a_model_without_any_oracle_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 PASSES = {
-    "straight-through": 2, "special-case": 2, "special-case:baseline=greedy": 4, "maximum-likelihood:samples=4": 5,
-    "leave-one-out:samples=4": 5, "double-cv:samples=2": 6, "vimco:samples=3": 4, "disarm": 3,
+    "straight-through": 2, "score-function": 2, "score-function:baseline=greedy": 4, "maximum-likelihood:samples=4": 5,
+    "score-function:baseline=leave-one-out,samples=4": 5, "double-cv:samples=2": 6, "vimco:samples=3": 4, "disarm": 3,
     "arms:samples=4": 5, "rebar": 4, "relax": 4, "concrete": 3, "st-gumbel": 2, "reinmax": 2, "local-expectation": 5,
     "proposal-prefix": 2,
 }  # fmt: skip
 """At depth 2 with 3 features, as docstrings and the page on estimators say."""
 PASSES_IN_ONE_ORDER = {
-    "special-case:rewards=two-term,two_samples=true": 4,
-    "special-case:rewards=two-term,two_samples=true,baseline=greedy": 8,
+    "score-function:credit=two-term,two_samples=true": 4,
+    "score-function:credit=two-term,two_samples=true,baseline=greedy": 8,
 }
 PASSES_WITH_POSTERIORS = {
-    "full-posterior": 4, "full-posterior:baseline=greedy": 8, "leave-one-out:samples=4,proposal=q": 10,
+    "score-function:objective=elbo": 4, "score-function:objective=elbo,baseline=greedy": 8,
+    "score-function:objective=elbo,baseline=leave-one-out,samples=4": 10,
     "vimco:samples=3,proposal=q": 8,
 }  # fmt: skip
 
@@ -286,7 +299,14 @@ def test_straight_through_is_exact_at_depth_1_and_not_beyond() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["special-case", "leave-one-out:samples=2", "disarm", "arms:samples=3", "rebar"]
+    "text",
+    [
+        "score-function",
+        "score-function:baseline=leave-one-out,samples=2",
+        "disarm",
+        "arms:samples=3",
+        "rebar",
+    ],
 )
 def test_unbiased_estimators_are_found_unbiased(text: str) -> None:
     for row in bench("D3 depth 2 learned base", 200).measure(text)["rows"]:
@@ -295,14 +315,16 @@ def test_unbiased_estimators_are_found_unbiased(text: str) -> None:
 
 
 def test_the_parts_that_learn_have_rows_of_their_own() -> None:
-    learned = bench("D3 depth 2 learned base", 8).measure("leave-one-out:samples=2")["rows"]
+    learned = bench("D3 depth 2 learned base", 8).measure("score-function:baseline=leave-one-out,samples=2")[
+        "rows"
+    ]
     assert [(row["part"], row["layer"]) for row in learned] == [
         ("generator", 1),
         ("generator", 2),
         ("base", None),
     ]
     both = bench("D3 depth 2 posterior", 8)
-    parts = [(row["part"], row["layer"]) for row in both.measure("full-posterior")["rows"]]
+    parts = [(row["part"], row["layer"]) for row in both.measure("score-function:objective=elbo")["rows"]]
     assert parts == [("generator", 1), ("posterior", 1), ("generator", 2), ("posterior", 2)]
     without = [row["part"] for row in both.measure("disarm")["rows"]]
     assert without == ["generator", "generator"]  # it never looks at the posterior
@@ -312,7 +334,7 @@ def test_the_map_has_the_variance_of_every_feature() -> None:
     """V r*^2 of each row for the plain score function, r* the optimal baseline, in all other respects a known constant."""
     study = bench("D4 random", 1600)
     found = torch.tensor(
-        study.measure("special-case:baseline=none")["variance_by_feature"], dtype=torch.float64
+        study.measure("score-function:baseline=none")["variance_by_feature"], dtype=torch.float64
     )
     with torch.no_grad():
         x, _ = study._batch
@@ -339,7 +361,12 @@ def test_a_suspected_bias_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_learns_has_warmed_up_before_it_is_measured() -> None:
     study = bench("D4 random", 8, warm_up=4)
-    for text, steps in {"special-case": 4, "rebar": 4, "disarm": 0, "leave-one-out:samples=2": 0}.items():
+    for text, steps in {
+        "score-function": 4,
+        "rebar": 4,
+        "disarm": 0,
+        "score-function:baseline=leave-one-out,samples=2": 0,
+    }.items():
         assert study.measure(text)["rows"][0]["warm_up"] == steps, text
 
 

@@ -56,12 +56,12 @@ def test_as_many_orders_as_layers() -> None:
         "maximum-likelihood:samples=8",
         "straight-through",
         "straight-through:entropy=1.0,anneal=0.5",
-        "special-case:rewards=impatient,baseline=greedy,standardise=feature",
-        "special-case:rewards=two-term,second=0.5,two_samples=true",
-        "full-posterior:kl=suffix,local=true,gamma=0.5,baseline=sampled",
+        "score-function:credit=impatient,baseline=greedy,standardise=feature",
+        "score-function:credit=two-term,second=0.5,two_samples=true",
+        "score-function:objective=elbo,divergence=cross-entropy,credit=local-divergence,gamma=0.5,baseline=sampled",
         "proposal-prefix:mix=0.25",
         "analytic:objective=elbo",
-        "leave-one-out:samples=8,proposal=q,sum_last=true",
+        "score-function:objective=elbo,baseline=leave-one-out,samples=8,sum_last=true",
         "vimco:samples=16,sum_last=true",
         "disarm:common=true",
         "arms:samples=3",
@@ -72,10 +72,38 @@ def test_as_many_orders_as_layers() -> None:
         "st-gumbel",
         "reinmax:tau=2.0",
         "local-expectation:sum_last=true,limit=8",
+        "score-function:objective=bound,entropy=0.7,anneal=0.5,baseline=running-mean,decay=0.5",
+        "score-function:baseline=running-mean,decay=0.5,standardise=feature,decay=0.8,floor=1.0",
+        "score-function:standardise=one,decay=0.8",
+        "score-function:objective=elbo,credit=local-divergence,gamma=0.5,reach=none,of=impatient",
     ],
 )
 def test_estimators_by_name_and_back(text: str) -> None:
     assert ESTIMATORS.text(build_estimator(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("short", "text"),
+    [
+        (
+            "score-function:objective=bound,credit=descendants,baseline=running-mean,standardise=none",
+            "score-function",
+        ),
+        ("score-function:entropy=0.7", "score-function:objective=bound,entropy=0.7"),
+        ("score-function:decay=0.5", "score-function:baseline=running-mean,decay=0.5"),
+        (
+            "score-function:standardise=one,decay=0.8,baseline=running-mean,decay=0.5",
+            "score-function:baseline=running-mean,decay=0.5,standardise=one,decay=0.8",
+        ),
+        (
+            "score-function:entropy=0.3,baseline=leave-one-out,samples=2",
+            "score-function:objective=bound,entropy=0.3,baseline=leave-one-out,samples=2",
+        ),
+    ],
+)
+def test_the_settings_of_parts_may_stand_without_their_names(short: str, text: str) -> None:
+    """They are those of the part that is named before them, or else of the first that has them."""
+    assert ESTIMATORS.text(build_estimator(short)) == text
 
 
 def test_estimators_are_what_their_names_say() -> None:
@@ -88,16 +116,24 @@ def test_estimators_are_what_their_names_say() -> None:
     [
         (
             "reinforce",
-            "estimator is one of maximum-likelihood, straight-through, special-case, full-posterior, proposal-prefix, "
-            "analytic, leave-one-out, vimco, disarm, arms, rebar, relax, double-cv, concrete, st-gumbel, reinmax, "
-            "local-expectation; got",
+            "estimator is one of maximum-likelihood, straight-through, score-function, analytic, proposal-prefix, vimco, "
+            "disarm, arms, rebar, relax, double-cv, concrete, st-gumbel, reinmax, local-expectation; got",
         ),
-        ("special-case:entropy=much", "is a number; got 'much'"),
-        ("special-case:two_samples=1", "is true or false; got '1'"),
-        ("special-case:baseline=2", "baseline is one of none, running-mean, sampled, greedy; got '2'"),
-        ("special-case:baseline=mine", "baseline is one of none, running-mean, sampled, greedy; got 'mine'"),
-        ("special-case:second=2", "belong to rewards=two-term"),
-        ("full-posterior:decay=1", "at least 0 and below 1; got 1"),
+        ("score-function:objective=bound,entropy=much", "is a number; got 'much'"),
+        ("score-function:credit=two-term,two_samples=1", "is true or false; got '1'"),
+        (
+            "score-function:baseline=2",
+            "baseline is one of running-mean, none, sampled, greedy, leave-one-out; got '2'",
+        ),
+        (
+            "score-function:baseline=mine",
+            "baseline is one of running-mean, none, sampled, greedy, leave-one-out; got 'mine'",
+        ),
+        (
+            "score-function:second=2",
+            "written as score-function:KEY=VALUE; got 'second=2'",
+        ),
+        ("score-function:objective=elbo,baseline=running-mean,decay=1", "at least 0 and below 1; got 1"),
         ("straight-through:anneal=2", "from 0 to 1; got 2"),
         (
             "maximum-likelihood:draws=3",
@@ -105,7 +141,7 @@ def test_estimators_are_what_their_names_say() -> None:
         ),
         ("maximum-likelihood:samples", "got 'samples'"),
         ("maximum-likelihood:samples=0", "at least one sample"),
-        ("leave-one-out:samples=1", "needs samples=2 or more"),
+        ("score-function:baseline=leave-one-out,samples=1", "needs samples=2 or more"),
         ("arms:samples=1", "at least 2; got 1"),
         ("relax:hidden=0", "it has no parameters"),
         ("disarm:samples=2", "takes sum_last, common, written as disarm:KEY=VALUE"),

@@ -13,10 +13,11 @@ from xorflow.estimators import DoubleCV, Estimator, Loss, Rebar, Relax
 from xorflow.training import ESTIMATORS, Options, Trainer, build_data, build_estimator, build_flow
 
 DRAWING = [
-    "leave-one-out:samples=2", "leave-one-out:samples=2,proposal=q", "vimco:samples=2,sum_last=true",
+    "score-function:baseline=leave-one-out,samples=2",
+    "score-function:objective=elbo,baseline=leave-one-out,samples=2", "vimco:samples=2,sum_last=true",
     "vimco:samples=3,proposal=q", "disarm", "arms:samples=3,common=true", "rebar", "relax:hidden=2",
-    "double-cv:samples=2", "concrete", "st-gumbel", "reinmax", "local-expectation", "special-case:baseline=none",
-    "full-posterior:baseline=none", "maximum-likelihood:samples=2", "straight-through",
+    "double-cv:samples=2", "concrete", "st-gumbel", "reinmax", "local-expectation", "score-function:baseline=none",
+    "score-function:objective=elbo,baseline=none", "maximum-likelihood:samples=2", "straight-through",
 ]  # fmt: skip
 OWN = {"rebar": Rebar, "relax": Relax, "double-cv:samples=2": DoubleCV}
 
@@ -138,7 +139,7 @@ def test_a_control_variate_without_parameters_is_refused(bits: Path) -> None:
     [
         ("disarm", {"own": True}, "layer 1 sees its own u"),
         ("analytic", {"layers": 2}, "needs one layer; with 2 layers"),
-        ("leave-one-out:samples=1", {}, "leaves none of 1"),
+        ("score-function:baseline=leave-one-out,samples=1", {}, "leaves none of 1"),
         ("relax:hidden=0", {}, "it has no parameters"),
         ("vimco:proposal=q", {"posterior": "none"}, "posterior=mlp"),
     ],

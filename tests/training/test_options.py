@@ -165,7 +165,7 @@ def test_an_unknown_key_is_named_with_the_known_ones() -> None:
         ("hiden", "hidden is a setting, as in conditioner=made:hidden=VALUE"),
         ("blocks", "the options are data, categories"),
         ("p0", "p0 is a setting, as in base=learned:p0=VALUE"),
-        ("sum_last", "as in estimator=special-case:sum_last=VALUE"),
+        ("sum_last", "as in estimator=score-function:sum_last=VALUE"),
     ],
 )
 def test_a_slip_of_a_name_says_what_may_be_meant(name: str, words: str) -> None:

@@ -77,9 +77,12 @@ def test_other_optimisers_resume_too(tmp_path: Path, changes: dict[str, object])
 @pytest.mark.parametrize(
     "changes",
     [
-        {"estimator": "special-case:standardise=feature,entropy=0.5,anneal=0.2", "select": "greedy"},
         {
-            "estimator": "full-posterior:standardise=one",
+            "estimator": "score-function:objective=bound,entropy=0.5,anneal=0.2,standardise=feature",
+            "select": "greedy",
+        },
+        {
+            "estimator": "score-function:objective=elbo,standardise=one",
             "posterior": "mlp:hidden=16",
             "variant": "chain",
             "own": True,

@@ -166,7 +166,7 @@ def _trained(flow: LatentFlow | Mixture, **options: Any) -> list[torch.Tensor]:
     [
         (1, "maximum-likelihood"),
         (2, "maximum-likelihood:samples=2"),
-        (1, "special-case:baseline=none"),
+        (1, "score-function:baseline=none"),
         (2, "straight-through"),
     ],
 )

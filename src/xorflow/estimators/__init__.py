@@ -1,55 +1,75 @@
 """Objectives and estimates of their gradients; any of them trains any flow that it is defined for."""
 
-from xorflow.estimators.analytic import Analytic
-from xorflow.estimators.arms import ARMS
-from xorflow.estimators.base import Estimator, Loss
+from xorflow.estimators.antithetic import ARMS, DisARM
+from xorflow.estimators.base import Bias, Estimator, Loss, Part, Target
 from xorflow.estimators.baselines import (
     Baseline,
+    FeatureScale,
     GreedyCritic,
+    LeaveOneOut,
     NoBaseline,
+    OneScale,
     RunningMean,
     SampledCritic,
     Standardiser,
 )
-from xorflow.estimators.concrete import Concrete, StraightThroughGumbel
-from xorflow.estimators.disarm import DisARM
-from xorflow.estimators.double_cv import DoubleCV
-from xorflow.estimators.full_posterior import FullPosterior
-from xorflow.estimators.leave_one_out import LeaveOneOut
+from xorflow.estimators.control_variates import DoubleCV, Rebar, Relax
+from xorflow.estimators.credit import (
+    All,
+    Credit,
+    Descendants,
+    Impatient,
+    LocalDivergence,
+    PrintedDivergence,
+    PrintedRewards,
+    TwoTerm,
+)
+from xorflow.estimators.importance import VIMCO, ProposalPrefix
 from xorflow.estimators.local_expectation import LocalExpectation
 from xorflow.estimators.maximum_likelihood import MaximumLikelihood
-from xorflow.estimators.proposal import ProposalPrefix
-from xorflow.estimators.rebar import Rebar
-from xorflow.estimators.reinmax import ReinMax
-from xorflow.estimators.relax import Relax
-from xorflow.estimators.special_case import SpecialCase
-from xorflow.estimators.straight_through import StraightThrough
-from xorflow.estimators.vimco import VIMCO
+from xorflow.estimators.objectives import ELBO, Bound, Objective
+from xorflow.estimators.relaxed import Concrete, ReinMax, StraightThrough, StraightThroughGumbel
+from xorflow.estimators.score_function import Analytic, ScoreFunction
 
 __all__ = [
     "ARMS",
+    "ELBO",
     "VIMCO",
+    "All",
     "Analytic",
     "Baseline",
+    "Bias",
+    "Bound",
     "Concrete",
+    "Credit",
+    "Descendants",
     "DisARM",
     "DoubleCV",
     "Estimator",
-    "FullPosterior",
+    "FeatureScale",
     "GreedyCritic",
+    "Impatient",
     "LeaveOneOut",
+    "LocalDivergence",
     "LocalExpectation",
     "Loss",
     "MaximumLikelihood",
     "NoBaseline",
+    "Objective",
+    "OneScale",
+    "Part",
+    "PrintedDivergence",
+    "PrintedRewards",
     "ProposalPrefix",
     "Rebar",
     "ReinMax",
     "Relax",
     "RunningMean",
     "SampledCritic",
-    "SpecialCase",
+    "ScoreFunction",
     "Standardiser",
     "StraightThrough",
     "StraightThroughGumbel",
+    "Target",
+    "TwoTerm",
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +32,78 @@ class Loss:
     control: Tensor | None = None
     stats: Mapping[str, Tensor] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, surrogate: Tensor, bound: Tensor, **more: Any) -> Loss:
+        """From what is to be maximised, and the objective, both of any shape."""
+        return cls(surrogate=-surrogate.mean(), bound=bound.detach().mean(), **more)
 
-class Estimator(nn.Module, ABC):
+
+@dataclass(frozen=True)
+class Part:
+    """Parameters whose gradient can have a bias of its own: a layer's generator or posterior, or a learned base.
+
+    Attributes:
+        role: whose they are.
+        layer: of which layer, from 1; None of the base.
+    """
+
+    role: Literal["generator", "posterior", "base"]
+    layer: int | None = None
+
+    def __str__(self) -> str:
+        return self.role if self.layer is None else f"{self.role}{self.layer}"
+
+
+@dataclass(frozen=True)
+class Bias:
+    """How an estimator's expectation differs from the gradient of its objective.
+
+    Attributes:
+        reason: why.
+        rescaled: whether only its length differs: the gradient divided by one number.
+    """
+
+    reason: str
+    rescaled: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """The function of the parameters whose gradient an estimator estimates.
+
+    Attributes:
+        kind: the special-case bound, the evidence lower bound, log p(x), the bound with the last layer summed out, or the
+            importance-weighted bound.
+        entropy: the weight of an entropy bonus, in the last layer.
+        earlier: the factor of that weight in the layers before.
+        samples: of an importance-weighted bound.
+        sum_last: whether its weights have the last layer summed out.
+        proposal: where its samples come from.
+    """
+
+    kind: Literal["bound", "elbo", "log-likelihood", "summed", "importance"]
+    entropy: float = 0.0
+    earlier: float = 1.0
+    samples: int = 1
+    sum_last: bool = False
+    proposal: Literal["p", "q"] = "p"
+
+
+class Configured:
+    """What its own arguments make again: each is kept as an attribute of its name."""
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        names = inspect.signature(type(self)).parameters
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
+
+
+class Estimator(Configured, nn.Module, ABC):
     """An objective for a `LatentFlow` and an estimate of its gradient.
 
-    A new estimator is one method, `loss`; one that draws also says how many uniforms it needs for one example, `noise_shape`.
-    State (baselines, running statistics) is kept in buffers, made by `prepare` and changed by `update`, after the backward
-    pass.
+    A new estimator is one method, `loss`; one that draws also says how many uniforms it needs for one example, `noise_shape`;
+    one of another objective than the special-case bound says so in `target`, and one with a bias in `bias_of`. State
+    (baselines, running statistics) is kept in buffers, made by `prepare` and changed by `update`, after the backward pass.
     """
 
     trains_mixtures: ClassVar[bool] = False
@@ -46,9 +112,23 @@ class Estimator(nn.Module, ABC):
     takes_soft_targets: bool = False
     """Whether it takes the probabilities with which data were drawn (`soft_target_loss`), and not the draw alone."""
 
-    def config(self) -> dict[str, Any]:
-        """The constructor's arguments, as JSON."""
-        return {}
+    proposal: Literal["p", "q"] = "p"
+    """What draws its choices: the generator (p) or the posterior (q)."""
+
+    def target(self, flow: LatentFlow) -> Target:
+        """What its gradient is the gradient of; or would be, without its bias."""
+        del flow
+        return Target("bound")
+
+    def bias(self, flow: LatentFlow) -> Bias | None:
+        """Why its expectation is not the gradient of its target, or that it is only rescaled; None if it is unbiased."""
+        biases = [bias for part in parts_of(flow) if (bias := self.bias_of(flow, part)) is not None]
+        return next((bias for bias in biases if not bias.rescaled), biases[0] if biases else None)
+
+    def bias_of(self, flow: LatentFlow, part: Part) -> Bias | None:
+        """The same, of the gradient of one part."""
+        del flow, part
+        return None
 
     def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int] | None:
         """(S, L', D) uniforms for one example, or None for an estimator that draws nothing."""
@@ -68,10 +148,18 @@ class Estimator(nn.Module, ABC):
 
     def check(self, flow: LatentFlow) -> None:
         """Raise `ModelError`, with the reason, for a flow that this estimator is not defined for."""
-        del flow
+        if self.proposal == "q" and not flow.has_posterior:
+            raise ModelError(
+                f"{type(self).__name__} draws from a posterior here, and needs a posterior in every layer; build "
+                "Layer(..., posterior=MLP(...)), or train with posterior=mlp"
+            )
 
     def not_capturable(self, flow: LatentFlow) -> str | None:
         """Why a step needs a decision by the host, so that it cannot be captured as a CUDA graph; None if it does not."""
+        if (
+            self.proposal == "q"
+        ):  # the generator is evaluated at the posterior's choices, and never drawn from
+            return None
         if any(layer.autoregressive_in_u for layer in flow.layers):
             return "layers that see their own u are drawn until nothing changes"
         return None
@@ -144,6 +232,16 @@ class Estimator(nn.Module, ABC):
         if draws is None:
             draws = self.draw(flow, len(x), generator)
         return self.loss(flow, flow.states.integers(x), context, draws)
+
+
+def parts_of(flow: LatentFlow) -> list[Part]:
+    """Everything that learns, by layer, and then the base."""
+    parts = []
+    for number, layer in enumerate(flow.layers, 1):
+        parts.append(Part("generator", number))
+        if layer.posterior is not None:
+            parts.append(Part("posterior", number))
+    return [*parts, Part("base")] if flow.base.learned else parts
 
 
 def _check_rows(flow: LatentFlow, x: Tensor) -> None:

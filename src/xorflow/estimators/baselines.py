@@ -8,19 +8,16 @@ constants, past batches, functions of x, another sample. All of these are, for e
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from xorflow.errors import ConfigError
-from xorflow.estimators.sampled_objective import SampledObjective
+from xorflow.estimators.base import Configured
 from xorflow.flows import LatentFlow
 from xorflow.flows.choices import GREEDY, Draws
-
-Standardise = Literal["none", "one", "feature"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class BaselineInputs:
         flow: the model.
         x: integers (B, D).
         context: (B, C) or None.
-        shape: (T, D) of the signal.
+        signal: of the samples that are scored, (S, B, T, D); what is expected of one is to be taken from others.
         signal_of: the signal (..., B, T, D) of other choices than those drawn.
         another: draws (1, B, L, D) of an independent sample, for a baseline that asks for one.
     """
@@ -39,12 +36,12 @@ class BaselineInputs:
     flow: LatentFlow
     x: Tensor
     context: Tensor | None
-    shape: tuple[int, int]
+    signal: Tensor
     signal_of: Callable[[Draws], Tensor]
     another: Tensor | None = None
 
 
-class Baseline(nn.Module, ABC):
+class Baseline(Configured, nn.Module, ABC):
     r"""Something to expect of a signal A before it weighs a score: subtracted, it changes the variance alone.
 
     .. math:: E\big[(A - b)\, \nabla \log p(u^{(l)}_d \mid \cdot)\big] = E\big[A\, \nabla \log p(u^{(l)}_d \mid \cdot)\big],
@@ -53,8 +50,8 @@ class Baseline(nn.Module, ABC):
     Unbiased for the gradient of whatever the signal is of, if b does not depend on u^(l)_d given what came before it; biased
     if it depends on this choice or on what follows from it.
 
-    A new one is one method, `expected`. `draws_another` says whether it needs an independent sample; state is kept in buffers,
-    made by `prepare` and changed by `update`, after the backward pass.
+    A new one is one method, `expected`. `samples` says how many are scored, `draws_another` whether it needs an independent one
+    beside them; state is kept in buffers, made by `prepare` and changed by `update`, after the backward pass.
 
     Cost: the passes that `expected` makes, if any. Williams (1992).
 
@@ -62,13 +59,17 @@ class Baseline(nn.Module, ABC):
     >>> _ = torch.manual_seed(0)
     >>> class Constant(Baseline):
     ...     def expected(self, inputs):
-    ...         return torch.full(inputs.shape, -0.3)
+    ...         return torch.full(inputs.signal.shape, -0.3)
     >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
-    >>> loss = xf.estimators.SpecialCase(baseline=Constant())(flow, torch.tensor([[0, 1, 1, 0]]))
+    >>> loss = xf.estimators.ScoreFunction(baseline=Constant())(flow, torch.tensor([[0, 1, 1, 0]]))
     >>> loss.surrogate.backward()
     """
 
+    samples = 1
     draws_another = False
+
+    def __init__(self) -> None:
+        super().__init__()
 
     def prepare(self, terms: int, features: int, like: Tensor) -> None:
         """Make room for state, once the size of the signal is known."""
@@ -97,12 +98,12 @@ class NoBaseline(Baseline):
     >>> import torch, xorflow as xf
     >>> _ = torch.manual_seed(0)
     >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
-    >>> loss = xf.estimators.SpecialCase(baseline=NoBaseline())(flow, torch.tensor([[0, 1, 1, 0]]))
+    >>> loss = xf.estimators.ScoreFunction(baseline=NoBaseline())(flow, torch.tensor([[0, 1, 1, 0]]))
     >>> loss.surrogate.backward()
     """
 
     def expected(self, inputs: BaselineInputs) -> Tensor:
-        return inputs.flow.base.logits.new_zeros(inputs.shape)
+        return inputs.signal.new_zeros(())
 
 
 class RunningMean(Baseline):
@@ -126,7 +127,7 @@ class RunningMean(Baseline):
     >>> _ = torch.manual_seed(0)
     >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
     >>> baseline = RunningMean(decay=0.5)
-    >>> estimator = xf.estimators.SpecialCase(baseline=baseline)
+    >>> estimator = xf.estimators.ScoreFunction(baseline=baseline)
     >>> loss = estimator(flow, torch.tensor([[0, 1, 1, 0]]))
     >>> loss.surrogate.backward()
     >>> estimator.update(loss.stats)
@@ -168,7 +169,7 @@ class SampledCritic(Baseline):
     >>> import torch, xorflow as xf
     >>> _ = torch.manual_seed(0)
     >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
-    >>> estimator = xf.estimators.SpecialCase(baseline=SampledCritic())
+    >>> estimator = xf.estimators.ScoreFunction(baseline=SampledCritic())
     >>> estimator.noise_shape(flow)  # two samples of one layer of four features
     (2, 1, 4)
     >>> estimator(flow, torch.tensor([[0, 1, 1, 0]])).surrogate.backward()
@@ -178,7 +179,7 @@ class SampledCritic(Baseline):
 
     def expected(self, inputs: BaselineInputs) -> Tensor:
         if inputs.another is None:  # the only layer is summed out: nothing is drawn
-            return inputs.flow.base.logits.new_zeros(inputs.shape)
+            return inputs.signal.new_zeros(())
         return inputs.signal_of(inputs.another)
 
 
@@ -200,7 +201,7 @@ class GreedyCritic(Baseline):
     >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
     >>> x = torch.tensor([[0, 1, 1, 0]])
     >>> greedy = flow.run(x, draws="greedy").u[None]
-    >>> loss = xf.estimators.SpecialCase(baseline=GreedyCritic())(flow, x, draws=greedy)
+    >>> loss = xf.estimators.ScoreFunction(baseline=GreedyCritic())(flow, x, draws=greedy)
     >>> loss.surrogate.backward()  # what was expected of these choices is what they bring: no score counts
     >>> any(bool(weight.grad.any()) for weight in flow.layers.parameters())
     False
@@ -210,165 +211,163 @@ class GreedyCritic(Baseline):
         return inputs.signal_of(GREEDY)
 
 
-BASELINES: dict[str, type[Baseline]] = {
-    "none": NoBaseline,
-    "running-mean": RunningMean,
-    "sampled": SampledCritic,
-    "greedy": GreedyCritic,
-}
-"""By the names that options use."""
+class LeaveOneOut(Baseline):
+    r"""The mean signal of the other samples: RLOO.
+
+    .. math:: b_k = \frac{1}{K-1} \sum_{j \ne k} A_j, \qquad
+              S = \frac{1}{K} \sum_{k=1}^K \sum_{l,d} \mathrm{sg}[A_{k,l,d} - b_{k,l,d}] \log p(u^{(l)}_{k,d} \mid \cdot)
+
+    with K independent samples. Unbiased for the gradient of the objective: each sample's baseline is independent of it.
+
+    Cost: K L passes instead of L, the first layer's only once. Kool, van Hoof and Welling (2019).
+
+    Args:
+        samples: K, at least 2.
+
+    >>> import torch, xorflow as xf
+    >>> _ = torch.manual_seed(0)
+    >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
+    >>> estimator = xf.estimators.ScoreFunction(baseline=LeaveOneOut(samples=3))
+    >>> estimator.noise_shape(flow)  # three samples of one layer of four features
+    (3, 1, 4)
+    >>> estimator(flow, torch.tensor([[0, 1, 1, 0]])).surrogate.backward()
+    """
+
+    def __init__(self, samples: int = 4) -> None:
+        super().__init__()
+        if samples < 2:
+            raise ConfigError(
+                f"leaving one sample out leaves none of {samples}: leave-one-out needs samples=2 or more; for one, use "
+                "another baseline"
+            )
+        self.samples = samples
+
+    def expected(self, inputs: BaselineInputs) -> Tensor:
+        if len(inputs.signal) != self.samples:  # the only layer is summed out: nothing is drawn
+            return inputs.signal.new_zeros(())
+        return mean_of_others(inputs.signal)
 
 
-def make_baseline(baseline: str | Baseline, decay: float) -> Baseline:
-    """A baseline by its name; `decay` is for the one that needs it."""
-    if isinstance(baseline, Baseline):
-        return baseline
-    if baseline not in BASELINES:
-        raise ConfigError(f"baseline is one of {', '.join(BASELINES)}; got {baseline!r}")
-    kind = BASELINES[baseline]
-    return RunningMean(decay) if kind is RunningMean else kind()
+def mean_of_others(values: Tensor) -> Tensor:
+    """For each sample the mean of the other samples' values, along the first dimension."""
+    return (values.sum(0) - values) / (len(values) - 1)
 
 
-def baseline_name(baseline: Baseline) -> str:
-    """The name that `make_baseline` knows it by; a class of the user's own has its class name."""
-    kind = type(baseline)
-    return next((name for name, known in BASELINES.items() if known is kind), kind.__name__)
-
-
-class Standardiser(nn.Module):
+class Standardiser(Configured, nn.Module, ABC):
     r"""Centres a signal by its moving mean and divides it by its moving deviation, both of past batches.
 
-    .. math:: A_{t,d} \mapsto (A_{t,d} - \mu_{t,d}) / \sigma, \qquad \sigma = \Big(\tfrac1D \sum_{t,e} v_{t,e}\Big)^{1/2}
-              \;(\texttt{one}) \quad \text{or} \quad \sigma_{t,d} = v_{t,d}^{1/2} \;(\texttt{feature}),
+    .. math:: A_{t,d} \mapsto (A_{t,d} - \mu_{t,d}) / \sigma_{t,d}
 
-    with :math:`\mu` and v the mean and the variance of what the baseline left, weighted as in `RunningMean`. What is divided
-    by is at least `floor`, and 1 in the first batch.
+    with :math:`\mu` and v the mean and the variance of what the baseline left, weighted as in `RunningMean`, and
+    :math:`\sigma` made of v. What is divided by is at least `floor`, and 1 in the first batch.
 
-    The mean is a baseline: unbiased. `one`: all entries, and what needs no score, by one number, so that the expectation is
-    the gradient of the objective divided by it: unbiased in its direction, rescaled in its length. `feature`: each entry of
-    (T, D) by its own, as the paper does; biased: the gradient of another objective, in the special case of
-    :math:`\sum_d E[r_d] / \sigma_d`, which points elsewhere. With the batch at hand in the moments either would be biased
-    once more.
+    The mean is a baseline: unbiased. With the batch at hand in the moments the gradient would be biased.
 
     Cost: no passes. Mnih and Gregor (2014), with a floor of 1; Hesselink and Aziz (2020), section 5.
 
     Args:
-        kind: `none`, `one` or `feature`.
         decay: of the weight of the past at each batch.
         floor: the least deviation to divide by.
 
     >>> import torch
-    >>> scale = Standardiser("feature", decay=0.5, floor=0.5)
+    >>> scale = FeatureScale(decay=0.5, floor=0.5)
     >>> scale.prepare(terms=1, features=2, like=torch.zeros(()))
     >>> scale.update(mean=torch.tensor([[1.0, 2.0]]), square=torch.tensor([[5.0, 4.0]]))  # variances 4 and 0
     >>> scale(torch.tensor([[3.0, 3.0]]))
     (tensor([[2., 1.]]), tensor([[2.0000, 0.5000]]))
     """
 
+    keeps_direction = False
+    """Whether all terms are divided by one number, and with them what needs no score."""
+
     mean: Tensor
     square: Tensor
     weight: Tensor
 
-    def __init__(self, kind: Standardise = "none", decay: float = 0.9, floor: float = 0.1) -> None:
+    def __init__(self, decay: float = 0.9, floor: float = 0.1) -> None:
         super().__init__()
-        if kind not in ("none", "one", "feature"):
-            raise ConfigError(f"standardise is one of none, one, feature; got {kind!r}")
         if not floor > 0:
             raise ConfigError(f"floor, the least deviation to divide by, is greater than 0; got {floor}")
-        self.kind, self.decay, self.floor = kind, _checked_decay(decay), floor
+        self.decay, self.floor = _checked_decay(decay), floor
 
     def prepare(self, terms: int, features: int, like: Tensor) -> None:
-        if self.kind != "none":
-            self.register_buffer("mean", like.new_zeros(terms, features))
-            self.register_buffer("square", like.new_zeros(terms, features))
-            self.register_buffer("weight", like.new_zeros(()))
+        """Make room for state, once the size of the signal is known."""
+        for name, size in (("mean", (terms, features)), ("square", (terms, features)), ("weight", ())):
+            self.register_buffer(name, like.new_zeros(size))
+
+    @abstractmethod
+    def shared(self, variance: Tensor) -> Tensor:
+        """What of the variances (T, D) is divided by the root of."""
 
     def forward(self, signal: Tensor) -> tuple[Tensor, Tensor]:
         """The centred signal, and the (detached) number or numbers to divide it by."""
-        if self.kind == "none":
-            return signal, signal.new_ones(())
         weight = self.weight.clamp_min(1 - self.decay)
         mean = self.mean / weight
-        variance = (self.square / weight - mean.square()).clamp_min(0)
-        if self.kind == "one":
-            variance = variance.sum(0).mean()
+        variance = self.shared((self.square / weight - mean.square()).clamp_min(0))
         deviation = torch.where(self.weight > 0, variance.sqrt().clamp_min(self.floor), 1.0)
         return signal - mean, deviation
 
     def update(self, mean: Tensor, square: Tensor) -> None:
-        if self.kind != "none":
-            for buffer, value in ((self.mean, mean), (self.square, square)):
-                buffer.lerp_(value.to(buffer.dtype), 1 - self.decay)
-            self.weight.lerp_(torch.ones_like(self.weight), 1 - self.decay)
+        """Learn from the mean and the mean square (T, D) of a batch, after it has been used."""
+        for buffer, value in ((self.mean, mean), (self.square, square)):
+            buffer.lerp_(value.to(buffer.dtype), 1 - self.decay)
+        self.weight.lerp_(torch.ones_like(self.weight), 1 - self.decay)
 
 
-class Signal(nn.Module):
-    """A baseline and a standardiser, applied to a signal one after the other.
+class OneScale(Standardiser):
+    r"""Divides all terms of the objective by one number.
+
+    .. math:: \sigma = \Big(\tfrac1D \sum_{t,e} v_{t,e}\Big)^{1/2}
+
+    with v as in `Standardiser`; what needs no score is divided by it, too. The expectation is the gradient of the objective
+    divided by that number: unbiased in its direction, rescaled in its length.
+
+    Cost: no passes. Mnih and Gregor (2014), with a floor of 1.
 
     Args:
-        baseline: a name or a `Baseline`.
-        standardise: what to divide by; see `Standardiser`.
-        decay: of both.
-        floor: of the standardiser.
+        decay: of the weight of the past at each batch.
+        floor: the least deviation to divide by.
+
+    >>> import torch, xorflow as xf
+    >>> _ = torch.manual_seed(0)
+    >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
+    >>> xf.estimators.ScoreFunction(standardise=OneScale()).bias(flow).rescaled
+    True
     """
 
-    def __init__(
-        self, baseline: str | Baseline, standardise: Standardise, decay: float, floor: float
-    ) -> None:
-        super().__init__()
-        self.baseline = make_baseline(baseline, decay)
-        self.standardiser = Standardiser(standardise, decay, floor)
-        self._shape: tuple[int, int] | None = None
+    keeps_direction = True
 
-    def prepare(self, terms: int, features: int, like: Tensor) -> None:
-        if self._shape == (terms, features):
-            return
-        self._shape = (terms, features)
-        self.baseline.prepare(terms, features, like)
-        self.standardiser.prepare(terms, features, like)
+    def shared(self, variance: Tensor) -> Tensor:
+        return variance.sum(0).mean()
 
-    def inputs(
-        self,
-        sampled: SampledObjective,
-        objective_of: Callable[[LatentFlow, Tensor, Tensor | None, Draws], SampledObjective],
-        flow: LatentFlow,
-        x: Tensor,
-        context: Tensor | None,
-        draws: Tensor | None,
-    ) -> BaselineInputs:
-        """What the baseline may depend on; the last of the draws is the independent sample, if it asks for one."""
 
-        def signal_of(other: Draws) -> Tensor:
-            with torch.no_grad():
-                return objective_of(flow, x, context, other).signal
+class FeatureScale(Standardiser):
+    r"""Divides each term of the objective at each feature by a number of its own, as the paper does.
 
-        another = draws[-1:] if draws is not None and self.baseline.draws_another else None
-        shape = (sampled.signal.shape[-2], sampled.signal.shape[-1])
-        return BaselineInputs(flow, x, context, shape, signal_of, another)
+    .. math:: \sigma_{t,d} = v_{t,d}^{1/2}
 
-    def forward(self, signal: Tensor, inputs: BaselineInputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The centred signal, what to divide by, and the statistics to update from; nothing carries a gradient."""
-        rest = signal - self.baseline.expected(inputs)
-        centred, deviation = self.standardiser(rest)
-        lead = tuple(range(signal.dim() - 2))
-        stats = {
-            "signal": signal.mean(lead),
-            "rest": rest.mean(lead),
-            "rest_square": rest.square().mean(lead),
-        }
-        return centred, deviation, stats
+    with v as in `Standardiser`. Biased: the gradient of another objective, in the special case of :math:`\sum_d E[r_d] /
+    \sigma_d`, which points elsewhere. Under the `ELBO` at depth 1 with a divergence in closed form a posterior gets the
+    gradient of :math:`\sum_d E_q[r_d] / \sigma_d - \mathrm{KL}(q \| p)`, another bargain between the two; with more layers, a
+    divergence in closed form counts divided for the layers before its own and undivided for its own. What needs no score is
+    not divided: the gradients of a learned base and of generators under the `ELBO` stay unbiased, unless a relative posterior
+    shares the generator's logits.
 
-    def update(self, stats: Mapping[str, Tensor]) -> None:
-        self.baseline.update(stats["signal"])
-        self.standardiser.update(stats["rest"], stats["rest_square"])
+    Cost: no passes. Hesselink and Aziz (2020), section 5.
 
-    def config(self) -> dict[str, object]:
-        return {
-            "baseline": baseline_name(self.baseline),
-            "standardise": self.standardiser.kind,
-            "decay": getattr(self.baseline, "decay", self.standardiser.decay),
-            "floor": self.standardiser.floor,
-        }
+    Args:
+        decay: of the weight of the past at each batch.
+        floor: the least deviation to divide by.
+
+    >>> import torch, xorflow as xf
+    >>> _ = torch.manual_seed(0)
+    >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
+    >>> xf.estimators.ScoreFunction(standardise=FeatureScale()).bias(flow).rescaled
+    False
+    """
+
+    def shared(self, variance: Tensor) -> Tensor:
+        return variance
 
 
 def _checked_decay(decay: float) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from xorflow.conditioners import Conditioner, Dependence, Source, ranks
 from xorflow.errors import ModelError
@@ -75,7 +75,7 @@ def _conditioning(network: Conditioner) -> tuple[object, ...]:
     return network.order, tuple(network.sees.items()), mask
 
 
-class Descendants:
+class Reach:
     """Which choices, rewards and terms each choice of a flow can change.
 
     Args:
@@ -128,61 +128,3 @@ class Descendants:
             if networks and j <= later:
                 changed |= _product(reached, _direct_any(networks, j, later))
         return changed if of == "p" else changed & self._moved[later]
-
-
-class FeatureSum(nn.Module):
-    """Weighted sums of features: out_d = sum_e weights[d, e] v_e, in the cheapest way that the weights allow.
-
-    Args:
-        weights: (D, D).
-    """
-
-    weights: Tensor
-    order: Tensor
-    place: Tensor
-
-    def __init__(self, weights: Tensor) -> None:
-        super().__init__()
-        weights = weights.to(torch.get_default_dtype())
-        size = len(weights)
-        order = weights.sum(1).argsort(descending=True, stable=True)
-        sorted_weights = weights[order][:, order]
-        if not bool(weights.any()):
-            self.kind = "zero"
-        elif torch.equal(weights, torch.eye(size)):
-            self.kind = "identity"
-        elif bool((weights == 1).all()):
-            self.kind = "all"
-        elif torch.equal(sorted_weights, torch.ones(size, size).triu()):
-            self.kind = "suffix"
-        else:
-            self.kind = "matrix"
-        self.register_buffer(
-            "weights", weights if self.kind == "matrix" else torch.empty(0), persistent=False
-        )
-        suffix = order if self.kind == "suffix" else torch.empty(0)
-        self.register_buffer("order", suffix, persistent=False)
-        self.register_buffer("place", suffix.argsort(), persistent=False)
-
-    def forward(self, values: Tensor) -> Tensor:
-        if self.kind == "identity":
-            return values
-        if self.kind == "zero":
-            return torch.zeros_like(values)
-        if self.kind == "all":
-            return values.sum(-1, keepdim=True).expand_as(values)
-        if self.kind == "suffix":
-            arranged = values.index_select(-1, self.order)
-            later = arranged.sum(-1, keepdim=True) - arranged.cumsum(-1) + arranged
-            return later.index_select(-1, self.place)
-        return values @ self.weights.to(values.dtype).t()
-
-
-def weighted_score(sums: nn.ModuleList, signal: Tensor, log_probs: Tensor) -> Tensor:
-    """The scores (..., L, D), each weighed with its sums of the signal (..., T, D), and added up: (...)."""
-    total = torch.zeros_like(signal[..., 0, 0])
-    for rows, log_prob in zip(sums, log_probs.unbind(-2), strict=True):
-        assert isinstance(rows, nn.ModuleList)
-        weights = [row(signal[..., index, :]) for index, row in enumerate(rows)]
-        total = total + (sum(weights[1:], start=weights[0]) * log_prob).sum(-1)
-    return total

@@ -17,7 +17,7 @@ class EntropyBonus(nn.Module):
     \log\frac{1-\beta}{\beta} / w)` with P the probability of a one given what came before: the most probable choice is the
     right one, and nothing saturates.
 
-    Biased for the gradient of L while w > 0, on purpose: unbiased for that of the objective above in `SpecialCase`, and in
+    Biased for the gradient of L while w > 0, on purpose: unbiased for that of the objective above in `Bound`, and in
     `StraightThrough` at depth 1. Once w has fallen to zero it is the estimator's without a bonus.
 
     Cost: no passes; the entropies are those of probabilities that an estimator has computed already. Williams and Peng (1991).

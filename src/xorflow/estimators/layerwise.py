@@ -1,14 +1,152 @@
-"""What estimators that go through a flow layer by layer share: steps, ends, sums of rewards, and reasons to refuse."""
+"""What estimators that go through a flow layer by layer share: what is drawn, steps, ends, and reasons to refuse."""
 
 from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from xorflow._states import Layout
-from xorflow.errors import ModelError
-from xorflow.estimators.descendants import Descendants, FeatureSum
-from xorflow.flows import LatentFlow, Point
+from xorflow.errors import ConfigError, ModelError
+from xorflow.estimators.base import Estimator, Loss
+from xorflow.estimators.credit import feature_sums
+from xorflow.estimators.descendants import Reach, structure
+from xorflow.flows import Choices, LatentFlow, Layer, Point
+
+
+class LayerwiseEstimator(Estimator):
+    """An estimator that draws the choices of all layers, or of all but the last, whose expectation it takes.
+
+    Args:
+        sum_last: take the expectation over the last layer's choices instead of drawing them.
+    """
+
+    uniforms: int = 1
+    """How many a choice takes."""
+
+    needs_draws: str | None = None
+    """What makes no sense where nothing is left to draw."""
+
+    def __init__(self, sum_last: bool = False) -> None:
+        super().__init__()
+        self.sum_last = sum_last
+        self.sums = nn.ModuleList()
+        self._prepared_for: tuple[object, ...] | None = None
+
+    def drawn_layers(self, flow: LatentFlow) -> int:
+        """How many layers are drawn."""
+        return flow.depth - self.sum_last
+
+    def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int] | None:
+        layers = self.drawn_layers(flow)
+        return (self.uniforms, layers, flow.features) if layers else None
+
+    def check(self, flow: LatentFlow) -> None:
+        super().check(flow)
+        if self.sum_last and not flow.last_layer_summable:
+            raise ModelError("sum_last sums the last layer out, which must not see its own u; leave it out")
+        if self.needs_draws and not self.drawn_layers(flow):
+            raise ModelError(
+                f"one layer that is summed out leaves nothing to draw, and {self.needs_draws} without parameters; use "
+                "analytic, which is the same gradient"
+            )
+
+    def prepare(self, flow: LatentFlow, total_steps: int | None = None) -> None:
+        del total_steps
+        key = (flow.device, *structure(flow))
+        if self._prepared_for != key:
+            self._prepared_for = key
+            self.make_for(flow)
+            self.to(flow.device)
+
+    def make_for(self, flow: LatentFlow) -> None:
+        """Make what depends on the flow's structure: from rewards the sums of those that each choice of a layer can change."""
+        reach = Reach(flow, "p")
+        self.sums = feature_sums([reach.rewards(layer) for layer in range(self.drawn_layers(flow))])
+
+
+@dataclass(frozen=True)
+class Step:
+    """A layer of a pass in which choices were drawn.
+
+    Attributes:
+        flow: the model.
+        context: (B, C) or None.
+        draws: those of the whole pass, (S, B, L', D).
+        before: where the layer began.
+        choices: the distribution of its choices, with graph.
+        drawn: what was drawn, (n, B, D); the first went on.
+    """
+
+    flow: LatentFlow
+    context: Tensor | None
+    draws: Tensor
+    before: Point
+    choices: Choices
+    drawn: Tensor
+
+    @property
+    def index(self) -> int:
+        """Which layer it is."""
+        return self.before.layer
+
+    @property
+    def layer(self) -> Layer:
+        return self.flow.layers[self.index]
+
+    def after(self, u: Tensor) -> Point:
+        """The point behind the layer, where it takes the choice u."""
+        return after(self.flow, self.before, u)
+
+
+class ByLayer(LayerwiseEstimator):
+    """An estimator of the special-case bound that goes through a flow once, and then adds up an estimate for each layer drawn.
+
+    A new one is `estimate`; what is drawn at a layer is changed by `draw_at`.
+    """
+
+    @abstractmethod
+    def estimate(self, step: Step, rewards: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Of one layer, from the rewards (B, D) at the end of the pass, without gradient.
+
+        Returns:
+            What has the gradient in the layer's logits, (B,), and what trains the estimator's own parameters, or None.
+        """
+
+    def draw_at(
+        self, layer: Layer, point: Point, noise: Tensor, context: Tensor | None
+    ) -> tuple[Tensor, Choices]:
+        """What is drawn at a layer, (n, B, D), from its noise (S, B, D), and the distribution that it is drawn from."""
+        u, choices = layer.choose(point, noise[0], context)
+        return u.unsqueeze(0), choices
+
+    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+        point, steps = flow.start(x), []
+        for index in range(self.drawn_layers(flow)):
+            assert draws is not None
+            drawn, choices = self.draw_at(flow.layers[index], point, draws[..., index, :], context)
+            steps.append(Step(flow, context, draws, point, choices, drawn))
+            point = after(flow, point, drawn[0])
+        rewards = end_rewards(flow, point, context)  # (B, D)
+        value = rewards.sum(-1)
+        found = [self.estimate(step, rewards.detach()) for step in steps]
+        # the value's own gradient is that of a learned base and, where it is summed out, of the last layer
+        surrogate = sum((of_layer for of_layer, _ in found), start=value)
+        controls = [control for _, control in found if control is not None]
+        return Loss.of(surrogate, value, control=torch.stack(controls).sum() if controls else None)
+
+
+def fixed_point(step: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
+    """Where a step leads in which every feature depends on those before it: after k of them at least k features are right."""
+    for _ in range(u.shape[-1] + 1):
+        following = step(u)
+        if torch.equal(following, u):
+            break
+        u = following
+    return u
 
 
 def after(flow: LatentFlow, point: Point, u: Tensor) -> Point:
@@ -25,13 +163,6 @@ def end_rewards(flow: LatentFlow, point: Point, context: Tensor | None) -> Tenso
     return choices.expectation(outcomes)
 
 
-def descendant_sums(flow: LatentFlow, layers: int) -> nn.ModuleList:
-    """For each of the first layers: from rewards (..., D) to the sums of those that each choice of the layer can change."""
-    descendants = Descendants(flow, "p")
-    sums = nn.ModuleList(FeatureSum(descendants.rewards(layer)) for layer in range(layers))
-    return sums.to(flow.device)
-
-
 def pushed(mean: Tensor, direction: Tensor, layout: Layout) -> Tensor:
     r"""How probabilities `mean` move with their logits in a direction: :math:`\mathrm{diag}(\pi) v - \pi \pi^\top v`."""
     by_group = [
@@ -43,9 +174,11 @@ def pushed(mean: Tensor, direction: Tensor, layout: Layout) -> Tensor:
     return layout.packed(by_group)
 
 
-def require_summable(flow: LatentFlow) -> None:
-    if not flow.last_layer_summable:
-        raise ModelError("sum_last sums the last layer out, which must not see its own u; leave it out")
+def require_samples(samples: int, why: str) -> int:
+    """As many samples, at least 2."""
+    if samples < 2:
+        raise ConfigError(f"{why}: samples is at least 2; got {samples}")
+    return samples
 
 
 def require_binary(flow: LatentFlow, name: str) -> None:
@@ -54,16 +187,14 @@ def require_binary(flow: LatentFlow, name: str) -> None:
             widest = layer.transform.choices.width
             raise ModelError(
                 f"{name} is for choices between two values, and layer {index + 1} has features with {widest}; "
-                "use leave-one-out, double-cv or vimco"
+                "use score-function, double-cv or vimco"
             )
 
 
 def require_no_own(flow: LatentFlow, name: str, why: str) -> None:
     for index, layer in enumerate(flow.layers):
         if layer.autoregressive_in_u:
-            raise ModelError(
-                f"{name} {why}, and layer {index + 1} sees its own u; use leave-one-out or the special case"
-            )
+            raise ModelError(f"{name} {why}, and layer {index + 1} sees its own u; use score-function")
 
 
 def logit_of(uniforms: Tensor) -> Tensor:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from xorflow.errors import ConfigError, ModelError
-from xorflow.estimators.base import Estimator, Loss
-from xorflow.estimators.descendants import FeatureSum, structure
-from xorflow.estimators.layerwise import after, descendant_sums, end_rewards, require_summable
-from xorflow.flows import LatentFlow, Point
+from xorflow.estimators.credit import FeatureSum
+from xorflow.estimators.layerwise import ByLayer, Step, end_rewards, fixed_point
+from xorflow.flows import LatentFlow
 from xorflow.flows.choices import choose
 
 
-class LocalExpectation(Estimator):
+class LocalExpectation(ByLayer):
     r"""Local expectation gradients: the exact expectation over each choice, the others drawn.
 
     .. math:: S = \sum_{l,d} \sum_k p(u^{(l)}_d = k \mid \cdot)\; \mathrm{sg}\big[A_{l,d}(u^{(l)}_d = k, \text{the rest})\big]
@@ -42,26 +39,13 @@ class LocalExpectation(Estimator):
     """
 
     def __init__(self, sum_last: bool = False, limit: int = 64) -> None:
-        super().__init__()
+        super().__init__(sum_last)
         if limit < 1:
             raise ConfigError(f"limit, the most features to change one by one, is at least 1; got {limit}")
-        self.sum_last, self.limit = sum_last, limit
-        self.sums = nn.ModuleList()
-        self._prepared_for: tuple[object, ...] | None = None
-
-    def config(self) -> dict[str, Any]:
-        return {"sum_last": self.sum_last, "limit": self.limit}
-
-    def _drawn_layers(self, flow: LatentFlow) -> int:
-        return flow.depth - self.sum_last
-
-    def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int] | None:
-        layers = self._drawn_layers(flow)
-        return (1, layers, flow.features) if layers else None
+        self.limit = limit
 
     def check(self, flow: LatentFlow) -> None:
-        if self.sum_last:
-            require_summable(flow)
+        super().check(flow)
         if flow.features <= self.limit:
             return
         self.prepare(flow)
@@ -69,102 +53,59 @@ class LocalExpectation(Estimator):
             if not _is_separable(rows):
                 raise ModelError(
                     f"local expectations change the {flow.features} features of layer {index + 1} one by one, and pass "
-                    f"through the rest of the flow for each; the limit is {self.limit}: use disarm or leave-one-out, or "
+                    f"through the rest of the flow for each; the limit is {self.limit}: use disarm or score-function, or "
                     "set limit"
                 )
 
-    def prepare(self, flow: LatentFlow, total_steps: int | None = None) -> None:
-        del total_steps
-        key = (flow.device, *structure(flow))
-        if self._prepared_for != key:
-            self._prepared_for = key
-            self.sums = descendant_sums(flow, self._drawn_layers(flow))
+    def estimate(self, step: Step, rewards: Tensor) -> tuple[Tensor, None]:
+        with torch.no_grad():
+            ends = self._ends(step, rewards)
+        return step.choices.expectation(ends).sum(-1), None
 
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
-        stop, point, passed = self._drawn_layers(flow), flow.start(x), []
-        if draws is not None:
-            draws = draws[0]
-            trace = flow.run(x, draws=draws, context=context, stop=stop)
-            for choices, u in zip(trace.generator, trace.us, strict=True):
-                passed.append((point, choices, u))
-                point = after(flow, point, u)
-        rewards = end_rewards(flow, point, context)  # (B, D)
-        value = rewards.sum(-1)
-        surrogate = value  # the gradient of a learned base and, where it is summed out, of the last layer
-        for before, choices, u in passed:
-            assert draws is not None
-            with torch.no_grad():
-                ends = self._ends(flow, before, u, rewards.detach(), draws, context)
-            surrogate = surrogate + choices.expectation(ends).sum(-1)
-        return Loss(surrogate=-surrogate.mean(), bound=value.detach().mean())
-
-    def _ends(
-        self,
-        flow: LatentFlow,
-        before: Point,
-        u: Tensor,
-        rewards: Tensor,
-        draws: Tensor,
-        context: Tensor | None,
-    ) -> list[Tensor]:
+    def _ends(self, step: Step, rewards: Tensor) -> list[Tensor]:
         """The rewards that each choice leads to, by group of choices, (B, n, U)."""
-        layer, rows = flow.layers[before.layer], self.sums[before.layer]
-        alphabet, drawn = layer.transform.choices, u.long()  # (B, D)
-        sizes = torch.tensor(alphabet.sizes, device=u.device)
+        layout, rows = step.layer.layout, self.sums[step.index]
+        alphabet, drawn = layout.alphabet, step.drawn[0].long()  # (B, D)
+        sizes = torch.tensor(alphabet.sizes, device=drawn.device)
         taken_up = rows(rewards).expand(drawn.shape)
         ends = [
             part.unsqueeze(-1).expand(*part.shape, group.size)
-            for group, part in zip(alphabet.groups, layer.layout.split(taken_up), strict=True)
+            for group, part in zip(alphabet.groups, layout.split(taken_up), strict=True)
         ]
-        for step in range(1, alphabet.width):
-            changed = (drawn + step) % sizes
+        for further in range(1, alphabet.width):
+            changed = (drawn + further) % sizes
             if _is_separable(rows):  # all features at once: none changes another's reward
-                taken = alphabet.integers(changed)
-                changed_rewards = self._suffix(flow, after(flow, before, taken), draws, context)
+                changed_rewards = self._suffix(step, alphabet.integers(changed))
             else:
-                diagonal = torch.eye(flow.features, dtype=torch.bool, device=u.device).unsqueeze(
-                    1
-                )  # (D, 1, D)
-                taken = self._redrawn(
-                    flow, before, torch.where(diagonal, changed, drawn), diagonal, draws, context
-                )
-                changed_rewards = self._suffix(flow, after(flow, before, taken), draws, context)
-                changed_rewards = rows(changed_rewards).diagonal(dim1=0, dim2=-1)
-            by_group = zip(layer.layout.split(changed), layer.layout.split(changed_rewards), strict=True)
+                one = torch.eye(len(sizes), dtype=torch.bool, device=drawn.device).unsqueeze(1)  # (D, 1, D)
+                taken = self._redrawn(step, alphabet.integers(torch.where(one, changed, drawn)), one)
+                changed_rewards = rows(self._suffix(step, taken)).diagonal(dim1=0, dim2=-1)
+            by_group = zip(layout.split(changed), layout.split(changed_rewards), strict=True)
             ends = [
                 part.scatter(-1, values.unsqueeze(-1), reward.unsqueeze(-1))
                 for part, (values, reward) in zip(ends, by_group, strict=True)
             ]
         return ends
 
-    def _redrawn(
-        self,
-        flow: LatentFlow,
-        before: Point,
-        changed: Tensor,
-        kept: Tensor,
-        draws: Tensor,
-        context: Tensor | None,
-    ) -> Tensor:
+    def _redrawn(self, step: Step, changed: Tensor, kept: Tensor) -> Tensor:
         """The layer's choices (D, B, D), with what is `kept` as changed and, if the layer sees them, the rest anew."""
-        layer = flow.layers[before.layer]
-        alphabet = layer.transform.choices
-        taken = alphabet.integers(changed)
-        if not layer.autoregressive_in_u:
-            return taken
-        layer_draws = draws[..., before.layer, :]
-        for _ in range(flow.features + 1):
-            again = choose(layer.generator_choices(before, context, taken), layer_draws)
-            following = torch.where(kept, alphabet.integers(changed), again)
-            if torch.equal(following, taken):
-                break
-            taken = following
-        return taken
+        if not step.layer.autoregressive_in_u:
+            return changed
+        noise = step.draws[0, ..., step.index, :]
 
-    def _suffix(self, flow: LatentFlow, point: Point, draws: Tensor, context: Tensor | None) -> Tensor:
-        later = draws[..., point.layer :, :]
-        trace = flow.run(point, draws=later, context=context, stop=self._drawn_layers(flow))
-        return end_rewards(flow, trace.end, context)
+        def again(u: Tensor) -> Tensor:
+            return torch.where(
+                kept, changed, choose(step.layer.generator_choices(step.before, step.context, u), noise)
+            )
+
+        return fixed_point(again, changed)
+
+    def _suffix(self, step: Step, u: Tensor) -> Tensor:
+        """The rewards after other choices of the layer, all else from the same draws."""
+        point = step.after(u)
+        later = step.draws[0, ..., point.layer :, :]
+        trace = step.flow.run(point, draws=later, context=step.context, stop=self.drawn_layers(step.flow))
+        return end_rewards(step.flow, trace.end, step.context)
 
 
 def _is_separable(rows: nn.Module) -> bool:

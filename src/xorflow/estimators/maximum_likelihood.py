@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from xorflow.errors import ConfigError, ModelError
-from xorflow.estimators.base import Estimator, Loss
-from xorflow.estimators.sampled_objective import centred
+from xorflow.estimators.base import Estimator, Loss, Target
+from xorflow.estimators.baselines import mean_of_others
 from xorflow.flows import LatentFlow, Mixture
 
 
@@ -64,11 +64,10 @@ class MaximumLikelihood(Estimator):
         self.samples, self.split_batch, self.takes_soft_targets = samples, split_batch, soft_targets
 
     def config(self) -> dict[str, Any]:
-        return {
-            "samples": self.samples,
-            "split_batch": self.split_batch,
-            "soft_targets": self.takes_soft_targets,
-        }
+        return super().config() | {"soft_targets": self.takes_soft_targets}
+
+    def target(self, flow: LatentFlow) -> Target:
+        return Target("log-likelihood" if flow.depth == 1 else "summed")
 
     def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int] | None:
         return None if flow.depth == 1 else (self.samples, flow.depth - 1, flow.features)
@@ -104,12 +103,14 @@ class MaximumLikelihood(Estimator):
             return _mean_of_split_batch(flow, x, context, None)
         if flow.depth == 1:
             value = flow.log_marginal_total(flow.start(x), context).mean()
-            return Loss(surrogate=-value, bound=value.detach())
+            return Loss.of(value, value)
         assert draws is not None
         trace = flow.run(x, draws=draws, context=context, stop=flow.depth - 1)
         log_m = flow.log_marginal_total(trace.end, context)  # (S, B)
         score = trace.log_p().sum((-1, -2))  # (S, B)
-        signal = centred(log_m.detach())
+        signal = log_m.detach()
+        if self.samples > 1:
+            signal = signal - mean_of_others(signal)
         return Loss(surrogate=-(log_m + signal * score).mean(), bound=log_m.detach().mean())
 
     def soft_target_loss(
@@ -118,7 +119,7 @@ class MaximumLikelihood(Estimator):
         if self.split_batch:
             return _mean_of_split_batch(flow, x, context, probabilities)
         value = flow.expected_log_marginal(x, probabilities, context).mean()
-        return Loss(surrogate=-value, bound=value.detach())
+        return Loss.of(value, value)
 
 
 def _mean_of_split_batch(
@@ -142,4 +143,4 @@ def _mean_of_split_batch(
             values = component.expected_log_marginal(x[part], probabilities[part], part_context)
         means.append(values.mean())
     value = torch.stack(means).mean()
-    return Loss(surrogate=-value, bound=value.detach())
+    return Loss.of(value, value)

@@ -22,7 +22,7 @@ from torch.nn.functional import one_hot
 from xorflow._math import Function
 from xorflow._states import Layout
 from xorflow.bases import FactorisedBase
-from xorflow.errors import ModelError
+from xorflow.errors import ConfigError, ModelError
 from xorflow.flows import Choices, LatentFlow, Layer, Point
 from xorflow.transforms import Transform
 
@@ -174,7 +174,7 @@ def _both_soft(transform: Transform, of_x: Tensor, of_u: Tensor, d: Tensor) -> T
     if of_x.shape[-1] > _WIDEST_SOFT:
         raise ModelError(
             f"a soft choice of a soft state takes K x U products, for K up to {_WIDEST_SOFT}; got {of_x.shape[-1]}: use "
-            "st-gumbel, whose states are hard, or leave-one-out"
+            "st-gumbel, whose states are hard, or a score function"
         )
     j = torch.arange(of_x.shape[-1], device=of_x.device)
     k = torch.arange(of_u.shape[-1], device=of_u.device)
@@ -222,3 +222,9 @@ def frozen_choices(layer: Layer, point: Point, context: Tensor | None) -> Choice
     }
     logits = functional_call(network, weights, (point.inputs(), context), tie_weights=False)
     return Choices(logits, layer.layout)
+
+
+def checked_temperature(tau: float) -> float:
+    if not tau > 0:
+        raise ConfigError(f"tau, a temperature, is greater than 0; got {tau}")
+    return float(tau)

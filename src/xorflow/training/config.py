@@ -29,7 +29,7 @@ from xorflow.training.registry import (
     value_text,
 )
 
-CONFIG_VERSION = 5
+CONFIG_VERSION = 6
 
 _MOST_TOML = 2**20
 """The most bytes of a .toml file."""

@@ -167,7 +167,7 @@ class Registry:
     """Constructors by name, and the text that calls one: `NAME`, or `NAME:SETTING=VALUE,SETTING=VALUE`.
 
     Settings, their types and their defaults are those of the constructor's arguments. Where an argument is itself one of a
-    registry, its value is a name there, and its settings stand beside the others.
+    registry, its value is a name there, the first one by default, and its settings stand beside the others.
 
     Args:
         what: what is constructed.
@@ -190,6 +190,12 @@ class Registry:
         """The arguments of a constructor that a text may give."""
         parameters = inspect.signature(self.makers[name], eval_str=True).parameters
         return {key: parameter for key, parameter in parameters.items() if key not in _FROM_DATA}
+
+    def default(self, name: str, setting: str) -> str:
+        """The text of a setting that is not given."""
+        if setting in self.inner:
+            return next(iter(self.inner[setting]))
+        return value_text(self.settings(name)[setting].default)
 
     def read(self, text: str) -> Call:
         """The call of a text, with all settings: names are checked, and the types of values."""
@@ -220,11 +226,15 @@ class Registry:
             [*settings],
         )
         for key, value in given.items():
-            if key in self.inner:
-                call[key], more = self.inner[key]._take(value, items, text)
-                names += more
-            else:
+            if key not in self.inner:
                 call[key] = self._value(f"{key} of {self.what} {text!r}", value, settings[key].annotation)
+        # what is named stands before the settings of it, and those of what is not named are taken last
+        for key in sorted(settings, key=[*given, *settings].index):
+            if key not in self.inner:
+                continue
+            inner = self.inner[key]
+            call[key], more = inner._take(given.get(key, next(iter(inner))), items, text)
+            names += more
         return call, names
 
     def _value(self, what: str, text: str, annotation: Any) -> Any:
@@ -253,13 +263,13 @@ class Registry:
         registries = (self, *self.inner.values())
         names = {maker: name for registry in registries for name, maker in registry.makers.items()}
         call = what if isinstance(what, dict) else call_of(what, names)
-        defaults = self.settings(call["name"]) if call["name"] in self.makers else {}
+        known = self.settings(call["name"]) if call["name"] in self.makers else {}
         settings = []
         for key, value in call.items():
             inner = self.inner.get(key) if isinstance(value, dict) else None
             # the settings of what is named inside follow it: NAME:KEY=INNER,KEY_OF_INNER=VALUE
             written = value_text(value) if inner is None else inner.text(value).replace(":", ",", 1)
-            if key != "name" and not (key in defaults and written == value_text(defaults[key].default)):
+            if key != "name" and not (key in known and written == self.default(call["name"], key)):
                 settings.append(f"{key}={written}")
         return f"{call['name']}:{','.join(settings)}" if settings else call["name"]
 
@@ -462,16 +472,48 @@ TRANSFORMS = Registry("transform", _TRANSFORMS)
 BASES = Registry(
     "base", {"learned": functools.partial(FactorisedBase, p0=0.998, learned=True), "fixed": FactorisedBase}
 )
+
+
+def _no_standardiser() -> None:
+    """Terms as they are."""
+
+
+OBJECTIVES = Registry("objective", {"bound": estimators.Bound, "elbo": estimators.ELBO})
+_CREDITS = {
+    "descendants": estimators.Descendants,
+    "all": estimators.All,
+    "impatient": estimators.Impatient,
+    "two-term": estimators.TwoTerm,
+    "printed-rewards": estimators.PrintedRewards,
+    "printed-divergence": estimators.PrintedDivergence,
+}
+CREDITS = Registry(
+    "credit",
+    _CREDITS | {"local-divergence": estimators.LocalDivergence},
+    {"of": Registry("credit", _CREDITS)},
+)
+BASELINES = Registry(
+    "baseline",
+    {
+        "running-mean": estimators.RunningMean,
+        "none": estimators.NoBaseline,
+        "sampled": estimators.SampledCritic,
+        "greedy": estimators.GreedyCritic,
+        "leave-one-out": estimators.LeaveOneOut,
+    },
+)
+STANDARDISERS = Registry(
+    "standardiser",
+    {"none": _no_standardiser, "one": estimators.OneScale, "feature": estimators.FeatureScale},
+)
 ESTIMATORS = Registry(
     "estimator",
     {
         "maximum-likelihood": estimators.MaximumLikelihood,
         "straight-through": estimators.StraightThrough,
-        "special-case": estimators.SpecialCase,
-        "full-posterior": estimators.FullPosterior,
-        "proposal-prefix": estimators.ProposalPrefix,
+        "score-function": estimators.ScoreFunction,
         "analytic": estimators.Analytic,
-        "leave-one-out": estimators.LeaveOneOut,
+        "proposal-prefix": estimators.ProposalPrefix,
         "vimco": estimators.VIMCO,
         "disarm": estimators.DisARM,
         "arms": estimators.ARMS,
@@ -483,6 +525,7 @@ ESTIMATORS = Registry(
         "reinmax": estimators.ReinMax,
         "local-expectation": estimators.LocalExpectation,
     },
+    {"objective": OBJECTIVES, "credit": CREDITS, "baseline": BASELINES, "standardise": STANDARDISERS},
 )
 
 PARTS: dict[str, type[nn.Module]] = {

@@ -19,6 +19,7 @@ from expectations import (
     gap,
     per_draw,
     rows,
+    score_function,
     state,
     trainable,
     tuples,
@@ -26,7 +27,7 @@ from expectations import (
 )
 from xorflow import MADE, MLP, ConfigError, FactorisedBase, Flow, LatentFlow, Layer, ModelError, evaluate
 from xorflow.conditioners import Source
-from xorflow.estimators import FullPosterior
+from xorflow.estimators import ScoreFunction
 from xorflow.flows import GREEDY
 
 
@@ -42,11 +43,11 @@ DEEP = [*DEPTH[2], *DEPTH[3]]
 CLOSED = zoo.names(lambda flow: inferred(flow) and flow.last_layer_summable)
 
 
-def plain(**options) -> FullPosterior:
-    return FullPosterior(baseline="none", **options)
+def plain(text: str = "") -> ScoreFunction:
+    return score_function(f"objective=elbo,baseline=none,{text}")
 
 
-def expectation(estimator: FullPosterior, flow: LatentFlow, parameters: list[Tensor] | None = None) -> Tensor:
+def expectation(estimator: ScoreFunction, flow: LatentFlow, parameters: list[Tensor] | None = None) -> Tensor:
     return expected_gradient(estimator, flow, "q", parameters)
 
 
@@ -67,23 +68,25 @@ def test_the_members_cover_what_a_posterior_may_see():
 # unbiased, in generators, posteriors and a learned base
 
 
-@pytest.mark.parametrize("kl", ["analytic", "suffix", "vanilla"])
+@pytest.mark.parametrize(
+    "kl", ["divergence=analytic", "divergence=cross-entropy", "divergence=sampled,credit=all"]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_form_of_the_divergence_is_unbiased(name, kl):
     flow = zoo.make(name)
     expected = evidence_gradient(name)
     assert len(expected) == sum(parameter.numel() for parameter in trainable(flow))
-    assert gap(expectation(plain(kl=kl), flow), expected) < EXACT
-    assert gap(expectation(with_a_past(FullPosterior(kl=kl), flow), flow), expected) < EXACT
-    assert gap(expectation(FullPosterior(kl=kl, baseline="greedy"), flow), expected) < EXACT
+    assert gap(expectation(plain(kl), flow), expected) < EXACT
+    assert gap(expectation(with_a_past(score_function(f"objective=elbo,{kl}"), flow), flow), expected) < EXACT
+    assert gap(expectation(score_function(f"objective=elbo,{kl},baseline=greedy"), flow), expected) < EXACT
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_sampled_critic_is_unbiased(name):
     flow = zoo.make(name)
     assert few(2)(flow)
-    for kl in ("analytic", "suffix"):
-        found = expectation(FullPosterior(kl=kl, baseline="sampled"), flow)
+    for kl in ("divergence=analytic", "divergence=cross-entropy"):
+        found = expectation(score_function(f"objective=elbo,{kl},baseline=sampled"), flow)
         assert gap(found, evidence_gradient(name)) < EXACT
 
 
@@ -91,7 +94,7 @@ def test_the_sampled_critic_is_unbiased(name):
 def test_with_the_last_layer_summed_out_it_is_unbiased(name):
     flow = zoo.make(name)
     for baseline in ("none", "greedy", "sampled"):
-        estimator = FullPosterior(baseline=baseline, sum_last=True)
+        estimator = score_function(f"objective=elbo,baseline={baseline},sum_last=true")
         assert gap(expectation(estimator, flow), evidence_gradient(name)) < EXACT
     assert (estimator.noise_shape(flow) is None) == (flow.depth == 1)
 
@@ -100,8 +103,8 @@ def test_with_the_last_layer_summed_out_it_is_unbiased(name):
 def test_its_value_is_the_evidence_bound_in_expectation(name):
     flow = zoo.make(name)
     context = zoo.rows_of_context(flow, 1)
-    for kl in ("analytic", "suffix", "vanilla"):
-        estimator = plain(kl=kl)
+    for kl in ("divergence=analytic", "divergence=cross-entropy", "divergence=sampled,credit=all"):
+        estimator = plain(kl)
         estimator.prepare(flow)
         for row, _ in rows(flow):
             trace = everything(flow, row, "q")
@@ -123,8 +126,11 @@ def test_its_value_is_the_evidence_bound_in_expectation(name):
 
 @pytest.mark.parametrize("name", [*DEPTH[1], *DEPTH[2]])
 def test_two_layers_of_the_divergence_are_exact_to_depth_two(name):
-    for kl in ("analytic", "suffix"):
-        assert gap(expectation(plain(kl=kl, local=True), zoo.make(name)), evidence_gradient(name)) < EXACT
+    for kl in ("divergence=analytic", "divergence=cross-entropy"):
+        assert (
+            gap(expectation(plain(f"{kl},credit=local-divergence"), zoo.make(name)), evidence_gradient(name))
+            < EXACT
+        )
 
 
 IGNORANT = "chain depth 3 posterior sees x"
@@ -133,30 +139,45 @@ IGNORANT = "chain depth 3 posterior sees x"
 @pytest.mark.parametrize("name", [name for name in DEPTH[3] if name != IGNORANT])
 def test_two_layers_of_the_divergence_are_biased_at_depth_three(name):
     """The third layer's divergence depends on the first choice too, through the second or through the state."""
-    for kl in ("analytic", "suffix"):
-        assert gap(expectation(plain(kl=kl, local=True), zoo.make(name)), evidence_gradient(name)) > BIASED
+    for kl in ("divergence=analytic", "divergence=cross-entropy"):
+        assert (
+            gap(expectation(plain(f"{kl},credit=local-divergence"), zoo.make(name)), evidence_gradient(name))
+            > BIASED
+        )
 
 
 def test_two_layers_are_enough_where_nobody_looks_further():
     """A chain whose posteriors ignore earlier choices."""
-    found = expectation(plain(local=True), zoo.make(IGNORANT))
+    found = expectation(plain("credit=local-divergence"), zoo.make(IGNORANT))
     assert gap(found, evidence_gradient(IGNORANT)) < EXACT
 
 
 @pytest.mark.parametrize("gamma", [0.5, 0.0, 2.0])
 @pytest.mark.parametrize("name", DEEP)
 def test_other_constants_of_later_divergences_are_biased(name, gamma):
-    assert gap(expectation(plain(gamma=gamma), zoo.make(name)), evidence_gradient(name)) > BIASED
+    assert (
+        gap(
+            expectation(plain(f"credit=local-divergence,reach=none,gamma={gamma}"), zoo.make(name)),
+            evidence_gradient(name),
+        )
+        > BIASED
+    )
 
 
 @pytest.mark.parametrize("name", DEPTH[1])
 def test_the_constant_is_idle_at_depth_one(name):
-    assert gap(expectation(plain(gamma=0.3), zoo.make(name)), evidence_gradient(name)) < EXACT
+    assert (
+        gap(
+            expectation(plain("credit=local-divergence,reach=none,gamma=0.3"), zoo.make(name)),
+            evidence_gradient(name),
+        )
+        < EXACT
+    )
 
 
 @pytest.mark.parametrize("name", DEPTH[1])
 def test_own_rewards_alone_are_exact_at_depth_one(name):
-    assert gap(expectation(plain(rewards="impatient"), zoo.make(name)), evidence_gradient(name)) < EXACT
+    assert gap(expectation(plain("credit=impatient"), zoo.make(name)), evidence_gradient(name)) < EXACT
 
 
 @pytest.mark.parametrize("name", [name for name in DEEP if zoo.make(name).features > 1])
@@ -165,7 +186,7 @@ def test_own_rewards_alone_are_biased_before_the_last_layer(name):
     flow = zoo.make(name)
     for index, layer in enumerate(flow.layers):
         parameters = list(layer.posterior.parameters())
-        found = expectation(plain(rewards="impatient"), flow, parameters)
+        found = expectation(plain("credit=impatient"), flow, parameters)
         exact = expectation(plain(), flow, parameters)
         later = flow.layers[index + 1 :]
         if all(tuple(n.posterior.sees) == (Source.X,) and not n.relative for n in later):
@@ -176,12 +197,14 @@ def test_own_rewards_alone_are_biased_before_the_last_layer(name):
 
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if zoo.make(name).features > 1 and "coupling" not in name]
-)  # kl=printed follows an ordering
+)  # the printed form follows an ordering
 def test_the_suffix_with_the_score_of_the_whole_layer_is_biased(name):
     """As printed; the d-th suffix belongs to the d-th score alone."""
-    found = expectation(plain(kl="printed"), zoo.make(name))
+    found = expectation(plain("divergence=cross-entropy,credit=printed-divergence"), zoo.make(name))
     assert gap(found, evidence_gradient(name)) > BIASED
-    assert gap(expectation(plain(kl="suffix"), zoo.make(name)), evidence_gradient(name)) < EXACT
+    assert (
+        gap(expectation(plain("divergence=cross-entropy"), zoo.make(name)), evidence_gradient(name)) < EXACT
+    )
 
 
 @pytest.mark.parametrize("name", ["D3 posterior", "D3 own, posterior", "K3 posterior"])
@@ -199,7 +222,7 @@ def test_what_the_printed_form_is_instead(name):
         signal = (places * trace.log_p()).sum((-1, -2)) + flow.base.log_prob(trace.end.state).sum(-1)
         total = total + share * (log_q.detach().exp() * signal.detach() * log_q).sum()
         total = total + share * trace.posterior[0].entropy().sum()
-    found = expectation(plain(kl="printed"), flow, parameters)
+    found = expectation(plain("divergence=cross-entropy,credit=printed-divergence"), flow, parameters)
     torch.testing.assert_close(found, gradient(total, parameters), rtol=0, atol=EXACT)
 
 
@@ -247,17 +270,17 @@ def test_the_sign_of_the_paper_raises_the_divergence(name):
 # scales
 
 
-def deviations(estimator: FullPosterior) -> Tensor:
-    kept = estimator.signal.standardiser
+def deviations(estimator: ScoreFunction) -> Tensor:
+    kept = estimator.standardise
     mean = kept.mean / kept.weight
     return (kept.square / kept.weight - mean.square()).sqrt()
 
 
-@pytest.mark.parametrize("kl", ["analytic", "suffix"])
+@pytest.mark.parametrize("kl", ["divergence=analytic", "divergence=cross-entropy"])
 @pytest.mark.parametrize("name", NAMES)
 def test_one_scale_for_all_rescales_the_gradient(name, kl):
     flow = zoo.make(name)
-    estimator = with_a_past(FullPosterior(kl=kl, standardise="one"), flow)
+    estimator = with_a_past(score_function(f"objective=elbo,{kl},standardise=one"), flow)
     scale = deviations(estimator).square().sum(0).mean().sqrt()
     torch.testing.assert_close(
         expectation(estimator, flow), evidence_gradient(name) / scale, rtol=0, atol=EXACT
@@ -278,7 +301,7 @@ def test_one_scale_for_all_rescales_the_gradient(name, kl):
 def test_a_scale_for_each_feature_is_another_direction(name):
     flow = zoo.make(name)
     parameters = [p for layer in flow.layers for p in layer.posterior.parameters()]
-    estimator = with_a_past(FullPosterior(standardise="feature"), flow)
+    estimator = with_a_past(score_function("objective=elbo,standardise=feature"), flow)
     found, exact = expectation(estimator, flow, parameters), expectation(plain(), flow, parameters)
     assert cosine(found, exact) < 1 - BIASED
     generators = [p for layer in flow.layers for p in layer.conditioner.parameters()]
@@ -291,7 +314,7 @@ def test_a_relative_posterior_hands_that_direction_on_to_its_generator(name):
     """Whose logits it shares."""
     flow = zoo.make(name)
     generators = [p for layer in flow.layers for p in layer.conditioner.parameters()]
-    estimator = with_a_past(FullPosterior(standardise="feature"), flow)
+    estimator = with_a_past(score_function("objective=elbo,standardise=feature"), flow)
     found, exact = expectation(estimator, flow, generators), expectation(plain(), flow, generators)
     assert cosine(found, exact) < 1 - BIASED
 
@@ -300,7 +323,7 @@ def test_a_scale_for_each_feature_at_depth_one_written_out():
     """The rewards each over its deviation, against the unscaled divergence: another bargain between the two."""
     flow = zoo.make("D3 posterior")
     parameters = list(flow.layers[0].posterior.parameters())
-    estimator = with_a_past(FullPosterior(standardise="feature"), flow)
+    estimator = with_a_past(score_function("objective=elbo,standardise=feature"), flow)
     total = torch.zeros((), dtype=torch.float64)
     for row, share in rows(flow):
         trace = everything(flow, row, "q")
@@ -321,11 +344,13 @@ def test_what_is_in_closed_form_takes_variance_away(name):
     parameters = [p for layer in flow.layers for p in layer.posterior.parameters()]
     row, found = rows(flow)[0][0], {}
     draws, probability = tuples(flow, row, "q", 1)
-    for kl in ("analytic", "suffix", "vanilla"):
-        values = per_draw(plain(kl=kl), flow, row, draws)
+    for kl in ("divergence=analytic", "divergence=cross-entropy", "divergence=sampled,credit=all"):
+        values = per_draw(plain(kl), flow, row, draws)
         each = torch.stack([gradient(value, parameters) for value in values])
         found[kl] = float((probability @ (each - probability @ each).square()).sum())
-    assert found["analytic"] < 0.95 * min(found["suffix"], found["vanilla"])
+    assert found["divergence=analytic"] < 0.95 * min(
+        v for kl, v in found.items() if kl != "divergence=analytic"
+    )
 
 
 # state, words
@@ -333,30 +358,29 @@ def test_what_is_in_closed_form_takes_variance_away(name):
 
 def test_state_is_saved_and_loaded():
     flow = zoo.make("chain posterior")
-    x, options = all_states(flow.states.sizes), {"standardise": "feature", "decay": 0.5}
-    trained, resumed = FullPosterior(**options), FullPosterior(**options)
+    x, options = all_states(flow.states.sizes), "decay=0.5,standardise=feature,decay=0.5"
+    trained, resumed = (
+        score_function(f"objective=elbo,{options}"),
+        score_function(f"objective=elbo,{options}"),
+    )
     for step in range(4):
         trained.update(trained(flow, x, generator=torch.Generator().manual_seed(step)).stats)
     resumed.prepare(flow)
     resumed.load_state_dict(trained.state_dict())
     losses = [e(flow, x, generator=torch.Generator().manual_seed(9)) for e in (trained, resumed)]
     assert torch.equal(losses[0].surrogate, losses[1].surrogate)
-    assert all(value.shape == (5, 2) and not value.requires_grad for value in losses[0].stats.values())
+    assert all(value.shape == (4, 2) and not value.requires_grad for value in losses[0].stats.values())
 
 
 def test_what_it_is_not_defined_for_is_refused():
     flow = zoo.make("D2")
     with pytest.raises(ModelError, match="needs a posterior in every layer"):
-        FullPosterior()(flow, all_states((2, 2)))
-    with pytest.raises(ConfigError, match=r"kl is one of analytic, .*; got 'exact'"):
-        FullPosterior(kl="exact")
-    with pytest.raises(ConfigError, match="rewards is one of descendants, impatient; got 'all'"):
-        FullPosterior(rewards="all")
-    with pytest.raises(ConfigError, match="sum_last needs the divergence in closed form"):
-        FullPosterior(kl="suffix", sum_last=True)
+        score_function("objective=elbo")(flow, all_states((2, 2)))
+    with pytest.raises(ConfigError, match=r"divergence of .* is one of analytic, .*; got 'exact'"):
+        score_function("objective=elbo,divergence=exact")
     chain = zoo.make("chain posterior")
     with pytest.raises(ModelError, match="must not see its own u"):
-        FullPosterior(sum_last=True)(chain, all_states(chain.states.sizes))
+        score_function("objective=elbo,sum_last=true")(chain, all_states(chain.states.sizes))
 
 
 # what a posterior is not
@@ -382,24 +406,6 @@ def test_the_most_probable_choice_of_a_posterior_gives_no_likelihood(features):
     for honest in (evaluate.greedy(flow, x), evaluate.exact(flow, x)):  # the generator's own are likelihoods
         assert abs(float(honest.values.exp().sum()) - 1) < 1e-10
     assert bool((evaluate.importance(flow, x, samples=20, proposal="q").values.exp() < 1.0).all())
-
-
-@pytest.mark.parametrize(
-    ("ignored", "words"),
-    [
-        ({"local": True}, "so that local would change nothing"),
-        ({"gamma": 0.5}, "so that gamma=0.5 would change nothing"),
-        ({"rewards": "impatient"}, "so that rewards=impatient would change nothing"),
-        (
-            {"rewards": "impatient", "local": True},
-            "rewards=impatient and local would change nothing; leave it out",
-        ),
-    ],
-)
-def test_options_that_vanilla_would_ignore_are_refused(ignored, words):
-    with pytest.raises(ConfigError, match=words):
-        FullPosterior("vanilla", **ignored)
-    FullPosterior("suffix", **ignored)
 
 
 def test_nothing_calls_the_most_probable_choice_of_a_posterior_a_likelihood():
