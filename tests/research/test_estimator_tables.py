@@ -179,7 +179,9 @@ def test_a_variance_that_a_few_draws_carry_is_marked() -> None:
 def test_what_is_not_drawn_pixel_by_pixel_is_named_with_the_reason(results: Path) -> None:
     still = part("depth-1", "analytic", row(**EXACT)) | {"variance_by_feature": [0.0] * 64}
     far = part("depth-1", "score-function:credit=all", row())
-    many = [part("depth-1", f"leave-one-out:samples={k}", row()) for k in range(2, 18)]
+    many = [
+        part("depth-1", f"score-function:baseline=leave-one-out,samples={k}", row()) for k in range(2, 18)
+    ]
     shown, left = choose_maps([still, far, *many])
     assert len(shown) == 15
     assert sorted(name for names in left.values() for name in names) == [
