@@ -13,9 +13,10 @@ from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss, Target
 from xorflow.estimators.baselines import mean_of_others
 from xorflow.estimators.descendants import Drawn
-from xorflow.estimators.layerwise import LayerwiseEstimator, after, fixed_point, require_samples
+from xorflow.estimators.layerwise import LayerwiseEstimator, after, require_samples
 from xorflow.flows import Choices, LatentFlow, Layer, Point
 from xorflow.flows.choices import choose, outcomes
+from xorflow.flows.layer import fixed_point
 
 
 class VIMCO(LayerwiseEstimator):

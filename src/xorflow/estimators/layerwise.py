@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -120,7 +119,7 @@ class ByLayer(LayerwiseEstimator):
         self, layer: Layer, point: Point, noise: Tensor, context: Tensor | None
     ) -> tuple[Tensor, Choices]:
         """What is drawn at a layer, (n, B, D), from its noise (S, B, D), and the distribution that it is drawn from."""
-        u, choices = layer.choose(point, noise[0], context)
+        u, choices, _ = layer.choose(point, noise[0], context)
         return u.unsqueeze(0), choices
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
@@ -137,16 +136,6 @@ class ByLayer(LayerwiseEstimator):
         surrogate = sum((of_layer for of_layer, _ in found), start=value)
         controls = [control for _, control in found if control is not None]
         return Loss.of(surrogate, value, control=torch.stack(controls).sum() if controls else None)
-
-
-def fixed_point(step: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
-    """Where a step leads in which every feature depends on those before it: after k of them at least k features are right."""
-    for _ in range(u.shape[-1] + 1):
-        following = step(u)
-        if torch.equal(following, u):
-            break
-        u = following
-    return u
 
 
 def after(flow: LatentFlow, point: Point, u: Tensor) -> Point:

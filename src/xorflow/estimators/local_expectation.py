@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.credit import FeatureSum
-from xorflow.estimators.layerwise import ByLayer, Step, end_rewards, fixed_point
+from xorflow.estimators.layerwise import ByLayer, Step, end_rewards
 from xorflow.flows import LatentFlow
 from xorflow.flows.choices import choose
+from xorflow.flows.layer import fixed_point
 
 
 class LocalExpectation(ByLayer):
