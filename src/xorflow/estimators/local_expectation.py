@@ -67,18 +67,24 @@ class LocalExpectation(ByLayer):
         """The rewards that each choice leads to, by group of choices, (B, n, U)."""
         layout, rows = step.layer.layout, self.sums[step.index]
         alphabet, drawn = layout.alphabet, step.drawn[0].long()  # (B, D)
-        sizes = torch.tensor(alphabet.sizes, device=drawn.device)
         taken_up = rows(rewards).expand(drawn.shape)
         ends = [
             part.unsqueeze(-1).expand(*part.shape, group.size)
             for group, part in zip(alphabet.groups, layout.split(taken_up), strict=True)
         ]
         for further in range(1, alphabet.width):
-            changed = (drawn + further) % sizes
+            changed = layout.joined(
+                [
+                    (part + further) % group.size
+                    for group, part in zip(alphabet.groups, layout.split(drawn), strict=True)
+                ]
+            )
             if _is_separable(rows):  # all features at once: none changes another's reward
                 changed_rewards = self._suffix(step, alphabet.integers(changed))
             else:
-                one = torch.eye(len(sizes), dtype=torch.bool, device=drawn.device).unsqueeze(1)  # (D, 1, D)
+                one = torch.eye(drawn.shape[-1], dtype=torch.bool, device=drawn.device).unsqueeze(
+                    1
+                )  # (D, 1, D)
                 taken = self._redrawn(step, alphabet.integers(torch.where(one, changed, drawn)), one)
                 changed_rewards = rows(self._suffix(step, taken)).diagonal(dim1=0, dim2=-1)
             by_group = zip(layout.split(changed), layout.split(changed_rewards), strict=True)
