@@ -12,7 +12,7 @@ import zoo
 from enumeration import joint
 from xorflow import ModelError
 from xorflow.conditioners import Dependence, Source
-from xorflow.flows.validity import check_normalised
+from xorflow.flows.flow import check_normalised
 
 BY_ORDER = (None, "before", "up to", "all")
 

@@ -15,7 +15,9 @@ def grey(n: int, d: int) -> Split:
 
 
 @pytest.mark.parametrize("categories", [(4, 4, 4), K])
-def test_one_synchronisation_on_a_gpu_and_of_floats_two(categories: tuple[int, ...], synchronisations) -> None:
+def test_one_synchronisation_on_a_gpu_and_of_floats_two(
+    categories: tuple[int, ...], synchronisations
+) -> None:
     for dtype in (torch.uint8, torch.int64, torch.float32):
         x = torch.tensor(GOOD, device="cuda", dtype=dtype)
         assert synchronisations(lambda x=x: validate(x, categories)) == (2 if dtype.is_floating_point else 1)
