@@ -20,7 +20,9 @@ from xorflow.training import (
     value_rule,
     value_text,
 )
-from xorflow.training.config import DESCRIBED, MOST
+
+_UNLIMITED = 2**31
+"""What a count is always below; a page need not say it."""
 
 
 def group_block(folder: Path, group: str) -> str:
@@ -29,12 +31,12 @@ def group_block(folder: Path, group: str) -> str:
     rows = []
     for name, option in OPTIONS.items():
         if option.group == group:
-            limits = [f"{words} {limit:,}" for words, limit in option.range.items() if limit != MOST]
+            limits = [f"{words} {limit:,}" for words, limit in option.range.items() if limit < _UNLIMITED]
             kind = "a name, see below" if option.registry else value_rule(option.type)
             needs = [
                 f"`{need.of}` only if {need}" if need.of else f"only if {need}"
                 for need in option.needs
-                if need != DESCRIBED
+                if need.option != "layers"  # what holds of all options of a model
             ]
             meaning = "; ".join([option.help, *needs])
             rows.append([f"`{name}`", ", ".join([kind, *limits]), f"`{value_text(option.default)}`", meaning])

@@ -259,6 +259,7 @@ MEMBERS: dict[str, Callable[[], LatentFlow]] = {
 
 
 DRAWS = {
+    "recurrent K 2, 3 context": 1,
     "chain K 3, 2 depth 2": 1,
     "K 3, 1, 2 own": 1,
     "coupling K 2, 3 depth 2 posterior": 3,
@@ -267,7 +268,7 @@ DRAWS = {
     "D2 depth 3 one order": 9,
     "K 2, 3 depth 3": 1,
     "chain D2 depth 3": 2,
-    "chain context": 8,
+    "chain context": 17,
     "transformer D2 depth 2": 4,
     "D2 depth 3 posterior sees x": 1,
     "K3 depth 2 posterior": 5,

@@ -86,7 +86,7 @@ def test_the_picture(tmp_path: Path) -> None:
 def test_three_parts() -> None:
     text = depth_markdown(table(row("a", 1, 1.0), row("b", 1, 1.0, base="learned"), coupling(2, 1.0)))
     assert text.count("| row | depth |") == 3
-    assert "| `c-2-full-posterior` | 10.00, 10.00 | 2.00, 2.00 | 40.0, 40.0 |" in text
+    assert "| `c-2-score-function:objective=elbo` | 10.00, 10.00 | 2.00, 2.00 | 40.0, 40.0 |" in text
 
 
 def test_rows_are_compared_image_by_image() -> None:

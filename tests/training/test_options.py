@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tiny_runs import assert_same_run, call, read, rows_file, tiny_dataset, tiny_flow, tiny_options, train_run
+from tiny_runs import assert_same_run, read, rows_file, tiny_dataset, tiny_flow, tiny_options, train_run
 from xorflow import fit
 from xorflow.errors import CheckpointError, ConfigError
 from xorflow.training import (
@@ -182,9 +182,10 @@ def test_every_value_is_read_from_the_text_that_is_written() -> None:
 @pytest.mark.parametrize("registry", [CONDITIONERS, POSTERIORS, TRANSFORMS, BASES, ESTIMATORS])
 def test_every_setting_is_read_from_the_text_that_is_written(registry: Registry) -> None:
     for name in registry:
-        defaults = {key: setting.default for key, setting in registry.settings(name).items()}
-        assert registry.read(call(name, **defaults)) == registry.read(name) == {"name": name} | defaults
-        assert registry.text(registry.read(call(name, **defaults))) == name
+        defaults = {key: registry.default(name, key) for key in registry.settings(name)}
+        written = f"{name}:" + ",".join(f"{key}={text}" for key, text in defaults.items())
+        assert registry.read(written) == registry.read(name)
+        assert registry.text(registry.read(written)) == name
 
 
 def test_a_toml_file_sets_options(tmp_path: Path) -> None:
