@@ -1,0 +1,192 @@
+"""Tables from anywhere, read batch by batch: files of text, Parquet, Feather, and frames; and tables written to files.
+
+Frames of pandas, polars and others come through the Arrow C stream, and none of these packages is imported.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from xorflow._files import write_bytes
+from xorflow.data import delimited
+from xorflow.data.delimited import MOST_COLUMNS, Delimited
+from xorflow.errors import DataError
+
+SUFFIXES = (*delimited.SUFFIXES, ".parquet", ".feather", ".arrow")
+"""Of files that hold tables."""
+
+_ROWS = 2**14
+"""How many rows are read at a time."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table that is there, and not yet read.
+
+    Attributes:
+        label: what messages call it.
+        types: the Arrow type of each column, by its name, in the order of the source.
+        text: whether its cells are texts, whose types are still to be found.
+        layout: how a file like it is written: its `format` and, of text, `separator` and `header`.
+    """
+
+    label: str
+    types: Mapping[str, pa.DataType]
+    text: bool
+    layout: Mapping[str, Any]
+    _read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]] = field(repr=False)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """All rows, some at a time, with these columns in this order."""
+        for batch in self._read(columns):
+            for first in range(0, len(batch), _ROWS):
+                yield batch.slice(first, _ROWS).select(columns)
+
+    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows at once; at least one."""
+        columns = [*self.types] if columns is None else columns
+        schema = pa.schema([(name, self.types[name]) for name in columns])
+        table = pa.Table.from_batches((batch.cast(schema) for batch in self.batches(columns)), schema)
+        if len(table) == 0:
+            raise DataError(f"data must have at least one row, and {self.label} has none; check it")
+        return table
+
+
+def is_frame(data: object) -> bool:
+    """Whether this is a table in memory of a package that speaks Arrow."""
+    return hasattr(data, "__arrow_c_stream__")
+
+
+def open_table(data: Any, header: bool | None = None, expected: Sequence[str] | None = None) -> Source:
+    """A table from the path of a file, or a frame; for `header` and `expected` see `Delimited`."""
+    if is_frame(data):
+        return _of_table(_frame(data), "the frame", {"format": "parquet"})
+    path = Path(data)
+    suffix = path.suffix.lower()
+    if suffix in delimited.SUFFIXES:
+        return _of_text(Delimited(path, header, expected))
+    if header is not None:
+        raise DataError(
+            f"header is of files of text, {', '.join(delimited.SUFFIXES)}, and {path} is none; leave it out"
+        )
+    return _of_parquet(path) if suffix == ".parquet" else _of_feather(path)
+
+
+def _of_text(file: Delimited) -> Source:
+    layout = {
+        "format": file.path.suffix.lower().removeprefix("."),
+        "separator": file.separator,
+        "header": file.has_header,
+    }
+    label = str(file.path)
+    return Source(
+        label, _checked([(name, pa.string()) for name in file.names], label), True, layout, file.batches
+    )
+
+
+def _of_parquet(path: Path) -> Source:
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        with _told(path), pq.ParquetFile(path, pre_buffer=False) as file:
+            plain = not any("." in name for name in columns)  # which would be a path to a nested column
+            yield from file.iter_batches(_ROWS, columns=[*columns] if plain else None)
+
+    with _told(path), pq.ParquetFile(path, pre_buffer=False) as file:
+        schema = file.schema_arrow
+    return Source(str(path), _checked(_fields(schema), str(path)), False, {"format": "parquet"}, read)
+
+
+def _of_feather(path: Path) -> Source:
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        with _told(path), pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
+            for place in range(reader.num_record_batches):
+                batch = reader.get_batch(place).select(columns)
+                batch.validate(full=True)  # nothing else would find offsets that point elsewhere
+                yield batch
+
+    with _told(path), pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
+        schema = reader.schema
+    layout = {"format": path.suffix.lower().removeprefix(".")}
+    return Source(str(path), _checked(_fields(schema), str(path)), False, layout, read)
+
+
+def _of_table(table: pa.Table, label: str, layout: Mapping[str, Any]) -> Source:
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        yield from table.select(columns).to_batches(_ROWS)
+
+    return Source(label, _checked(_fields(table.schema), label), False, layout, read)
+
+
+def _frame(data: Any) -> pa.Table:
+    try:
+        return pa.table(data)
+    except (
+        pa.ArrowException,
+        TypeError,
+        ValueError,
+    ) as error:  # of pandas: two names alike, cells of several types
+        raise DataError(
+            f"a frame has columns of one type each, with a name each: {error}; convert it"
+        ) from None
+
+
+def _fields(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
+    return [(one.name, one.type) for one in schema]
+
+
+def _checked(fields: Sequence[tuple[str, pa.DataType]], label: str) -> dict[str, pa.DataType]:
+    """The columns by name; each has one of its own."""
+    if not fields or len(fields) > MOST_COLUMNS:
+        raise DataError(f"a table has 1 to {MOST_COLUMNS:,} columns, and {label} has {len(fields):,}")
+    twice = [name for name, count in Counter(name for name, _ in fields).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"every column has a name of its own, and {label} uses {', '.join(map(repr, twice[:5]))} twice or more; rename them, "
+            "or say --no-header if the first line of a file is a row"
+        )
+    return dict(fields)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What pyarrow finds wrong in a file, as what to do."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{path} cannot be read as {path.suffix[1:]} ({error}); it is truncated, damaged or another format"
+        ) from None
+
+
+# ---- written ----
+
+
+def write_table(path: Path, table: pa.Table, layout: Mapping[str, Any]) -> None:
+    """Write a table, whole or not at all, in the format that the file's suffix says; text as `layout` has it."""
+    suffix = path.suffix.lower()
+    buffer = io.BytesIO()
+    if suffix in delimited.SUFFIXES:
+        separator = layout.get("separator", ",") if suffix != ".tsv" else "\t"
+        header = layout.get("header", suffix != ".data")
+        pacsv.write_csv(table, buffer, pacsv.WriteOptions(include_header=header, delimiter=separator))
+    elif suffix == ".parquet":
+        pq.write_table(table, buffer)
+    elif suffix in (".feather", ".arrow"):
+        with pa.ipc.new_file(buffer, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        raise DataError(
+            f"tables are written to {', '.join(SUFFIXES)} files, got {path}; choose one of these suffixes"
+        )
+    write_bytes(path, buffer.getbuffer(), "choose a folder that can be written and has room", DataError)

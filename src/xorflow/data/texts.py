@@ -1,0 +1,119 @@
+"""What type a column of texts is of: integers, numbers, dates, or texts that they stay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from xorflow.data.arrow import compute as pc
+from xorflow.errors import DataError
+
+GAPS = (
+    "?",
+    "-",
+    "NA",
+    "N/A",
+    "n/a",
+    "na",
+    "NaN",
+    "nan",
+    "NaT",
+    "NULL",
+    "Null",
+    "null",
+    "None",
+    "none",
+    "<NA>",
+    "#N/A",
+    ".",
+)
+"""What stands for a gap in columns that else hold numbers or dates; among texts these are words like any other."""
+
+_INTEGER = r"^-?(0|[1-9][0-9]{0,17})$"
+_NUMBER = r"^-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_DATE = r"^[0-9]{4}-[01][0-9]-[0-3][0-9]$"
+_TIME = r"^[0-9]{4}-[01][0-9]-[0-3][0-9][ T][0-2][0-9]:[0-5][0-9](:[0-5][0-9])?"
+_FRACTION = r"(\.[0-9]{1,6})?"
+_ZONE = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
+
+_DIGITS = r"^[+-]?[0-9]+$"
+
+_SLIPS = 0.01
+"""So many cells of another kind, or a single one among dates, are a slip; more make a column of texts."""
+
+
+def is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def type_of_texts(cells: pa.ChunkedArray, name: str, gaps: Sequence[str] = ()) -> pa.DataType:
+    """The type that all cells but gaps are of; very few that are not are refused: they would turn numbers into texts.
+
+    `00123` and `+7` are codes, and make a column of texts; so do integers of more than 18 digits.
+
+    >>> type_of_texts(pa.chunked_array([["1", "-2", "NA", None]]), "a"), type_of_texts(pa.chunked_array([["00123"]]), "b")
+    (DataType(int64), DataType(string))
+    """
+    counts = cells.drop_null().value_counts()
+    texts, occurs = counts.field("values"), counts.field("counts")
+    kept = pc.invert(_is_gap(texts, gaps))
+    texts, occurs = texts.filter(kept), occurs.filter(kept)
+    codes = pc.and_not(pc.match_substring_regex(texts, _DIGITS), pc.match_substring_regex(texts, _INTEGER))
+    for pattern, kind, what in () if len(texts) == 0 or pc.any(codes).as_py() else _TYPES:
+        odd = pc.invert(pc.match_substring_regex(texts, pattern))
+        if not pc.any(odd).as_py():
+            return kind
+        count, total = pc.sum(occurs.filter(odd)).as_py(), pc.sum(occurs).as_py()
+        few = count <= _SLIPS * total or (count == 1 and total > 2 and what == "dates")
+        if few and what:
+            raise DataError(
+                f"cells of a column are of one type: column {name!r} holds {what}, but {texts.filter(odd)[0].as_py()!r} is "
+                f'none; mend it or leave it empty, or give the column gaps = [...] or kind = "category" by a schema file'
+            )
+    return pa.string()
+
+
+def read_texts(
+    cells: pa.ChunkedArray, kind: pa.DataType, name: str, gaps: Sequence[str] = ()
+) -> pa.ChunkedArray:
+    """Texts as values of a type; what stands for a gap becomes one."""
+    if pa.types.is_string(kind):
+        return pc.if_else(pc.is_in(cells, pa.array(gaps, pa.string())), None, cells) if gaps else cells
+    known = pc.if_else(_is_gap(cells, gaps), pa.scalar(None, pa.string()), cells)
+    try:
+        values = pc.cast(known, kind)
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"column {name!r} holds {_NAMES.get(str(kind), str(kind))}, and a cell is none ({error}); mend or empty it"
+        ) from None
+    if (
+        pa.types.is_floating(kind)
+        and not pc.all(pc.is_finite(values)).as_py()
+        and values.null_count < len(values)
+    ):
+        largest = cells.filter(pc.invert(pc.is_finite(values)))[0].as_py()
+        raise DataError(
+            f"numbers are finite: column {name!r} holds {largest!r}, which no float64 is; leave it empty"
+        )
+    return values
+
+
+def _is_gap(texts: pa.Array | pa.ChunkedArray, gaps: Sequence[str]) -> pa.Array | pa.ChunkedArray:
+    return pc.is_in(texts, pa.array([*GAPS, *gaps], pa.string()))
+
+
+_TYPES = (
+    (_INTEGER, pa.int64(), ""),  # a slip among integers is one among numbers
+    (_NUMBER, pa.float64(), "numbers"),
+    (_DATE, pa.date32(), "dates"),
+    (_TIME + "$", pa.timestamp("s"), "dates"),
+    (_TIME + _ZONE, pa.timestamp("s", "UTC"), "dates"),
+    (_TIME + _FRACTION + "$", pa.timestamp("us"), "dates"),
+    (_TIME + _FRACTION + _ZONE, pa.timestamp("us", "UTC"), "dates"),
+)
+_NAMES = {"int64": "whole numbers", "double": "numbers", "date32[day]": "dates", "bool": "true or false"}
