@@ -95,7 +95,7 @@ def test_a_late_block_has_its_say(tmp_path: Path) -> None:
         (b"a,b\n1,\0\n", "it holds a zero byte"),
         (b"\n\n", "at least one row, and .* has none"),
         (b"a,b\n", "has only a header, a,b"),
-        (b"a,a\n1,2\n", "uses 'a' twice or more; rename them, or say --no-header"),
+        (b"a,a\n1,2\n", "uses 'a' twice; rename them, or say --no-header"),
         (b",".join([b"1"] * 100_000), "at most 10,000 columns, and .* has 100,000"),
         (b"a\n" + b"x" * 2**23, "has more; a quote may not be closed"),
     ],

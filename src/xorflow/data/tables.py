@@ -150,7 +150,7 @@ def _checked(fields: Sequence[tuple[str, pa.DataType]], label: str) -> dict[str,
     twice = [name for name, count in Counter(name for name, _ in fields).items() if count > 1]
     if twice:
         raise DataError(
-            f"every column has a name of its own, and {label} uses {', '.join(map(repr, twice[:5]))} twice or more; rename them, "
+            f"every column has a name of its own, and {label} uses {', '.join(map(repr, twice[:5]))} twice; rename them, "
             "or say --no-header if the first line of a file is a row"
         )
     return dict(fields)
