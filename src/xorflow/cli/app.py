@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from typing import Any
@@ -13,6 +12,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from xorflow import __version__
+from xorflow.cli.streams import ReaderGone, guarded
 from xorflow.errors import UserError, in_one_line
 
 COMMANDS = {
@@ -124,18 +124,27 @@ def _top(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 a mistake that one line explains, 130 interrupted."""
-    try:
-        code = app(arguments, standalone_mode=False)
-    except UserError as error:
-        sys.exit(_fail(str(error)))
-    except _CLICK_EXCEPTION as error:
-        sys.exit(_fail(_message(error)))
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    sys.exit(code or 0)
+    command = typer.main.get_command(app)
+    with guarded():
+        code = 0
+        try:
+            # not by calling `app`, which ends silently after any broken pipe
+            with command.make_context(
+                "xorflow", sys.argv[1:] if arguments is None else [*arguments]
+            ) as context:
+                command.invoke(context)
+            sys.stdout.flush()
+        except typer.Exit as stop:
+            code = stop.exit_code
+        except UserError as error:
+            code = _fail(str(error))
+        except _CLICK_EXCEPTION as error:
+            code = _fail(_message(error))
+        except (KeyboardInterrupt, typer.Abort):
+            code = 130
+        except ReaderGone:
+            code = 0
+    sys.exit(code)
 
 
 def _message(error: Any) -> str:
