@@ -10,7 +10,6 @@ import pytest
 
 from command_line import XORFLOW, Command, Outcome, finish
 from xorflow.cli import main
-from xorflow.errors import UserError
 
 
 def begin(command: str, **environment: str) -> Outcome:
