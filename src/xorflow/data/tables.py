@@ -70,7 +70,7 @@ def is_frame(data: object) -> bool:
 def open_table(data: Any, header: bool | None = None, expected: Sequence[str] | None = None) -> Source:
     """A table from the path of a file, or a frame; for `header` and `expected` see `Delimited`."""
     if is_frame(data):
-        return _of_table(_frame(data), "the frame", {"format": "parquet"})
+        return _of_table(as_table(data), "the frame", {"format": "parquet"})
     path = Path(data)
     suffix = path.suffix.lower()
     if suffix in delimited.SUFFIXES:
@@ -119,14 +119,18 @@ def _of_feather(path: Path) -> Source:
     return Source(str(path), _checked(_fields(schema), str(path)), False, layout, read)
 
 
-def _of_table(table: pa.Table, label: str, layout: Mapping[str, Any]) -> Source:
+def _of_table(table: pa.Table | pa.RecordBatch, label: str, layout: Mapping[str, Any]) -> Source:
     def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        yield from table.select(columns).to_batches(_ROWS)
+        chosen = table.select(columns)
+        yield from [chosen] if isinstance(chosen, pa.RecordBatch) else chosen.to_batches(_ROWS)
 
     return Source(label, _checked(_fields(table.schema), label), False, layout, read)
 
 
-def _frame(data: Any) -> pa.Table:
+def as_table(data: Any) -> pa.Table | pa.RecordBatch:
+    """A frame as an Arrow table."""
+    if isinstance(data, pa.Table | pa.RecordBatch):
+        return data
     try:
         return pa.table(data)
     except (

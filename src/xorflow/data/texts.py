@@ -11,6 +11,7 @@ from xorflow.data.arrow import compute as pc
 from xorflow.errors import DataError
 
 GAPS = (
+    "",
     "?",
     "-",
     "NA",

@@ -1,0 +1,95 @@
+"""Which kind a column is of, by what its training rows hold, and of which type texts are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from xorflow.data.columns import Boolean, Category, Column, Constant, Integer, Moment, Number
+from xorflow.data.columns.types import is_text, plain
+from xorflow.data.schema_file import LEFT_OUT, Wish
+from xorflow.data.texts import read_texts, type_of_texts
+from xorflow.errors import DataError
+
+_FEW_ROWS = 20
+"""Of so few rows nobody can say that values never recur."""
+
+_MOST_TEXTS = 10_000
+_OF_FRAMES = re.compile(r"__index_level_\d+__")
+_NAMED_SO = re.compile(r"(^|_| )(id|uuid|guid|index|key)$|[a-z]Id$|ID$")
+
+
+def kind_of(cells: pa.ChunkedArray, name: str) -> tuple[type[Column] | None, str]:
+    """The kind of a column of training rows by what it holds; None, and why, if it is to be left out."""
+    if _OF_FRAMES.fullmatch(name):
+        return None, "the index of a frame"
+    if _is_nested(cells.type):
+        return None, f"no kind of column is for {cells.type}"
+    array = plain(cells, name)
+    known = array.drop_null()
+    distinct, rows = len(known.unique()), len(known)
+    if distinct <= 1 and (rows == len(array) or rows == 0):
+        return Constant, ""
+    different = distinct == rows and rows > _FEW_ROWS
+    if pa.types.is_boolean(array.type):
+        return Boolean, ""
+    if is_text(array.type):
+        if different:
+            return None, "an identifier: its texts are all different"
+        if rows > _FEW_ROWS and (2 * distinct > rows or distinct > _MOST_TEXTS):
+            return None, f"free text: {distinct:,} different texts in {rows:,} rows"
+        return Category, ""
+    if pa.types.is_temporal(value_type(cells.type)):
+        return Moment, ""
+    whole = pa.types.is_integer(array.type) or _all_whole(known)
+    if whole and different and (_NAMED_SO.search(name) or _moves_one_way(known)):
+        return None, "an identifier: its numbers are all different, and rise from row to row or are named so"
+    few = (distinct <= 10 and distinct < rows) or (distinct <= 64 and 5 * distinct <= rows)
+    return (Integer, "") if whole and few else (Number, "")
+
+
+def typed(table: pa.Table, wishes: Mapping[str, Wish] | None = None) -> pa.Table:
+    """The columns of a file of text in the types that their cells are of; texts where a schema file says category."""
+    cells = {}
+    for name in table.column_names:
+        wish = (wishes or {}).get(name, Wish())
+        texts = wish.kind in (Category.kind, LEFT_OUT)
+        kind = pa.bool_() if wish.kind == Boolean.kind else type_of_texts(table[name], name, wish.gaps)
+        cells[name] = read_texts(table[name], pa.string() if texts else kind, name, wish.gaps)
+    return pa.table(cells)
+
+
+def of_type(
+    cells: pa.Array | pa.ChunkedArray, kind: pa.DataType, name: str, gaps: Sequence[str]
+) -> pa.Array | pa.ChunkedArray:
+    """Texts as the cells of a column of that type, or of the widest one like it."""
+    if pa.types.is_integer(kind):
+        try:
+            return read_texts(cells, pa.int64(), name, gaps)
+        except DataError:  # 1.5 among whole numbers is no mistake, but something new
+            return read_texts(cells, pa.float64(), name, gaps)
+    number = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return read_texts(cells, pa.float64() if number else kind, name, gaps)
+
+
+def value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _is_nested(kind: pa.DataType) -> bool:
+    kind = value_type(kind)
+    flat = pa.types.is_primitive(kind) or pa.types.is_null(kind) or pa.types.is_decimal(kind) or is_text(kind)
+    return not flat
+
+
+def _all_whole(numbers: pa.Array) -> bool:
+    values = numbers.to_numpy(zero_copy_only=False)
+    return bool((np.isfinite(values) & (np.floor(values) == values)).all())
+
+
+def _moves_one_way(numbers: pa.Array) -> bool:
+    steps = np.diff(numbers.to_numpy(zero_copy_only=False))
+    return bool((steps > 0).all() or (steps < 0).all())
