@@ -114,9 +114,9 @@ class Table(xf.Conditioner):
 def test_a_conditioner_of_ones_own_is_named_when_loading(tmp_path: Path) -> None:
     flow = xf.LatentFlow([xf.Layer(Table(6, 3, scale=2.0))], xf.FactorisedBase(6, categories=3))
     xf.fit(flow, tiny_dataset(), out=tmp_path / "run", **QUICK)
-    with pytest.raises(CheckpointError, match=r"a part named 'Table'.*parts=\{'Table': YourClass\}"):
+    with pytest.raises(CheckpointError, match=r"a part named 'Table'.*classes=\{'Table': YourClass\}"):
         xf.load(tmp_path / "run")
-    loaded = xf.load(tmp_path / "run", parts={"Table": Table})
+    loaded = xf.load(tmp_path / "run", classes={"Table": Table})
     assert torch.equal(log_prob(loaded), log_prob(flow))
 
 

@@ -85,15 +85,15 @@ _FEW = 5
 def _flag(option: Option) -> Any:
     """All are texts here: `read_texts` reads them, as it does what --set names."""
     names = [*(option.registry or ())]
-    words = ", ".join(names) if 0 < len(names) <= _FEW else option.help.replace("`", "")
+    meaning = ", ".join(names) if 0 < len(names) <= _FEW else option.help.replace("`", "")
     kinds = {int: "INT", int | None: "INT", float: "FLOAT", float | None: "FLOAT"}
     default = "" if option.default is None else f" [dim]\\[{option.default}][/dim]"
-    return _option(metavar="NAME" if names else kinds.get(option.type, "TEXT"), help=words + default)
+    return _option(metavar="NAME" if names else kinds.get(option.type, "TEXT"), help=meaning + default)
 
 
 def _declare_flags() -> None:
     """Put a flag for each option that has one before the arguments that `train` names itself: typer reads its signature."""
-    own = inspect.signature(train, eval_str=True).parameters.values()
+    arguments = inspect.signature(train, eval_str=True).parameters.values()
     flags = [
         inspect.Parameter(
             name,
@@ -104,7 +104,7 @@ def _declare_flags() -> None:
         for name, option in OPTIONS.items()
         if option.flag
     ]
-    parameters = [*flags, *(p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD)]
+    parameters = [*flags, *(p for p in arguments if p.kind is not inspect.Parameter.VAR_KEYWORD)]
     train.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     train.__annotations__ = {p.name: p.annotation for p in parameters}
 
@@ -149,14 +149,14 @@ def _resumed(folder: Path, given: dict[str, Any], display: Observer | None) -> t
     return training.resume_run(folder, given, display)
 
 
-def _command(texts: Mapping[str, str], own: Mapping[str, Any]) -> str:
+def _command(texts: Mapping[str, str], given: Mapping[str, Any]) -> str:
     """What to type to continue."""
     command = ["xorflow", "train"]
     for name, text in texts.items():
         command += (
             [f"--{name.replace('_', '-')}", text] if OPTIONS[name].flag else ["--set", f"{name}={text}"]
         )
-    for flag, value in own.items():
+    for flag, value in given.items():
         command += [] if value is None else [flag, str(value)]
     return shlex.join([*command, "--resume"])
 

@@ -75,8 +75,8 @@ class Perceptron(nn.Module):
         if self.skip is not None:
             self.skip.add_table(across)
         # without a hidden unit of degree 0 the first outputs would not see the context
-        apart = reader.context and hidden and not whole
-        self.context_skip = nn.Linear(reader.context, outputs, bias=False) if apart else None
+        needs_skip = reader.context and hidden and not whole
+        self.context_skip = nn.Linear(reader.context, outputs, bias=False) if needs_skip else None
 
     @property
     def linear(self) -> list[MaskedLinear]:

@@ -200,8 +200,8 @@ class SequenceConditioner(Conditioner):
             self.order, self.shape, self.reach, list(self.sees.values()), self.skipped
         )
         visits, dtype = torch.tensor(self.order), torch.get_default_dtype()
-        apart = torch.isin(visits, torch.tensor(self.skipped, dtype=torch.int64))  # by rank
-        active, silent = (~apart).nonzero().flatten(), apart.nonzero().flatten()
+        skipped = torch.isin(visits, torch.tensor(self.skipped, dtype=torch.int64))  # by rank
+        active, silent = (~skipped).nonzero().flatten(), skipped.nonzero().flatten()
         buffers = {
             "visits": visits,  # (D,)
             "fields": fields,  # (sources, D, R)
@@ -213,7 +213,7 @@ class SequenceConditioner(Conditioner):
         }
         for name, value in buffers.items():
             self.register_buffer(name, value, persistent=False)
-        self.steps_before = [0, *(~apart).cumsum(0).tolist()]  # by rank
+        self.steps_before = [0, *(~skipped).cumsum(0).tolist()]  # by rank
         self.layout = Layout(self.choices)
 
     def reordered(self, order: Order) -> Self:

@@ -131,10 +131,10 @@ class ByLayer(LayerwiseEstimator):
             point = after(flow, point, drawn[0])
         rewards = end_rewards(flow, point, context)  # (B, D)
         value = rewards.sum(-1)
-        found = [self.estimate(step, rewards.detach()) for step in steps]
+        estimates = [self.estimate(step, rewards.detach()) for step in steps]
         # the value's own gradient is that of a learned base and, where it is summed out, of the last layer
-        surrogate = sum((of_layer for of_layer, _ in found), start=value)
-        controls = [control for _, control in found if control is not None]
+        surrogate = sum((of_layer for of_layer, _ in estimates), start=value)
+        controls = [control for _, control in estimates if control is not None]
         return Loss.of(surrogate, value, control=torch.stack(controls).sum() if controls else None)
 
 

@@ -151,7 +151,7 @@ class ScoreFunction(LayerwiseEstimator):
 
         another = draws[-1:] if draws is not None and self.baseline.draws_another else None
         parts = [None] if draws is None else draws[: self._samples].split(self.baseline.samples)
-        scores, found = [], []
+        scores, samples = [], []
         for chosen, sums in zip(parts, self.sums, strict=True):
             sampled = objective_of(chosen)
             inputs = BaselineInputs(flow, x, context, sampled.signal, signal_of, another)
@@ -159,8 +159,8 @@ class ScoreFunction(LayerwiseEstimator):
             if deviation is not None:
                 weights = weights / deviation
             scores.append(weighted_score(sums, weights, sampled.log_prob))
-            found.append((sampled, deviation, stats))
-        sampled, deviation, stats = found[0]  # of further samples the scores alone count
+            samples.append((sampled, deviation, stats))
+        sampled, deviation, stats = samples[0]  # of further samples the scores alone count
         direct = sampled.direct
         if self.standardise is not None and self.standardise.keeps_direction:
             direct = direct / deviation  # one number for the whole objective

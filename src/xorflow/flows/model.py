@@ -100,8 +100,8 @@ class Model(nn.Module, ABC):
 
     def combined(self, log_likelihoods: Sequence[Tensor]) -> Tensor:
         """log p(x), (B,), from that of each of its `flows`."""
-        (own,) = log_likelihoods
-        return own
+        (log_likelihood,) = log_likelihoods
+        return log_likelihood
 
     @abstractmethod
     def conditionals(self, context: Tensor | None = None) -> Conditionals:

@@ -36,12 +36,12 @@ def save_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> None
     """
     again = _other_names(tensors)
     # cloned, because safetensors refuses tensors that share memory, as views of one do
-    own = {
+    distinct = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
         if name not in again
     }
-    content = memoryview(tensors_to_bytes(own))
+    content = memoryview(tensors_to_bytes(distinct))
     digests: dict[str, str] = {}
     for number, first in enumerate(range(0, len(content), PART_BYTES), 1):
         part = content[first : first + PART_BYTES]
@@ -80,10 +80,10 @@ def load_tensors(folder: Path, stem: str) -> dict[str, Tensor]:
     return tensors | {name: tensors[first] for name, first in again.items()}
 
 
-def require_fit(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
+def require_fit(read: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
     """Refuse tensors of other names, shapes or types than those that they are to replace."""
-    for name in sorted(found.keys() | expected.keys()):
-        came, wanted = _kind(found.get(name)), _kind(expected.get(name))
+    for name in sorted(read.keys() | expected.keys()):
+        came, wanted = _kind(read.get(name)), _kind(expected.get(name))
         if came != wanted:
             raise CheckpointError(
                 f"{what} are not those of its configuration: {name} is {came}, and the model has {wanted}; restore the folder, "

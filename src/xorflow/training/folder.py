@@ -308,7 +308,7 @@ class Run:
         return data_of_run(self.folder, self.options, self.data_format)
 
 
-def open_run(run: Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Module]] | None = None) -> Run:
+def open_run(run: Path, *, device: str = "cpu", classes: Mapping[str, type[nn.Module]] | None = None) -> Run:
     """Read a finished run. No code in the folder is executed, and its model is no larger than its weights."""
     config = read_config_file(run)
     path = run / "config.json"
@@ -321,7 +321,7 @@ def open_run(run: Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Modu
     weights = read_weights(run)
     kept = config["data_format"]
     try:
-        flow = model_for(config["model"], weights, parts)
+        flow = model_for(config["model"], weights, classes)
         codec = None if kept.get("codec") is None else Codec.from_json(kept["codec"])
     except (CheckpointError, DataError) as error:
         raise CheckpointError(f"{path}: {error}") from error
@@ -353,13 +353,13 @@ def _checked_shape(
 
 
 def load(
-    run: str | Path, *, device: str = "cpu", parts: Mapping[str, type[nn.Module]] | None = None
+    run: str | Path, *, device: str = "cpu", classes: Mapping[str, type[nn.Module]] | None = None
 ) -> Trainable:
     """The trained flow of a run folder, ready to evaluate and sample; executes no code from it.
 
     Args:
         run: the folder that `xorflow train` or `fit(..., out=...)` wrote.
         device: where to put it.
-        parts: classes of your own that the model uses, by the names in its configuration.
+        classes: classes of your own that the model uses, by the names in its configuration.
     """
-    return open_run(Path(run), device=device, parts=parts).flow
+    return open_run(Path(run), device=device, classes=classes).flow

@@ -44,7 +44,7 @@ def _groups(
     module: nn.Module, weight_decay: float, hidden: Mapping[int, list[Tensor]]
 ) -> list[dict[str, Any]]:
     """Parameters by whether they decay, and by how many matrices for Muon lie below one another in them."""
-    parts = {id(p): count for count, weights in hidden.items() for p in weights}
+    pieces = {id(p): count for count, weights in hidden.items() for p in weights}
     decaying = {
         id(p)
         for layer in module.modules()
@@ -55,7 +55,7 @@ def _groups(
     groups: dict[tuple[int, float], list[Tensor]] = defaultdict(list)
     for p in module.parameters():
         if p.requires_grad:
-            groups[parts.get(id(p), 0), weight_decay if id(p) in decaying else 0.0].append(p)
+            groups[pieces.get(id(p), 0), weight_decay if id(p) in decaying else 0.0].append(p)
     return [{"params": ps, "parts": count, "weight_decay": decay} for (count, decay), ps in groups.items()]
 
 

@@ -308,17 +308,17 @@ def flow_to_spec(flow: Trainable) -> Call:
     return call_of(flow, {maker: name for name, maker in PARTS.items()})
 
 
-def flow_from_spec(spec: Call, parts: Makers | None = None, *, weights: float = math.inf) -> Trainable:
+def flow_from_spec(spec: Call, classes: Makers | None = None, *, weights: float = math.inf) -> Trainable:
     """The model that a spec describes, with fresh weights.
 
     Args:
         spec: what `flow_to_spec` gave.
-        parts: classes of your own, by their names in it.
+        classes: classes of your own, by their names in it.
         weights: how many numbers its weights have; a larger model is refused before it is built.
     """
     try:
         with _AtMost(_ALWAYS + _EACH * weights):
-            flow = _Reader(parts or {}, max(weights, 2**16)).read(spec)
+            flow = _Reader(classes or {}, max(weights, 2**16)).read(spec)
     except (ModelError, RecursionError) as error:
         raise CheckpointError(f"the model in this configuration is illegal: {error}") from error
     if not isinstance(flow, Trainable):
@@ -326,23 +326,23 @@ def flow_from_spec(spec: Call, parts: Makers | None = None, *, weights: float = 
     return flow
 
 
-def model_for(spec: Call, weights: Mapping[str, Tensor], parts: Makers | None = None) -> Trainable:
+def model_for(spec: Call, weights: Mapping[str, Tensor], classes: Makers | None = None) -> Trainable:
     """The model of a spec, with fresh weights of the sizes of these; the generator of torch stays where it is."""
     with torch.random.fork_rng(devices=[]):
-        return flow_from_spec(spec, parts, weights=sum(tensor.numel() for tensor in weights.values()))
+        return flow_from_spec(spec, classes, weights=sum(tensor.numel() for tensor in weights.values()))
 
 
 class _Reader:
     """Makes all calls of one model, those inside others first.
 
     Args:
-        own: constructors that a user gives, which see to the types of their arguments themselves.
+        given: constructors that a user gives, which see to the types of their arguments themselves.
         most: the largest whole number that is believed.
     """
 
-    def __init__(self, own: Makers, most: float) -> None:
-        self._own, self._most = own, most
-        self._makers = {**PARTS, _REORDERED: self._reordered, **own}
+    def __init__(self, given: Makers, most: float) -> None:
+        self._given, self._most = given, most
+        self._makers = {**PARTS, _REORDERED: self._reordered, **given}
         self._shared: list[SequenceConditioner] = []
 
     def read(self, value: Any) -> Any:
@@ -362,9 +362,9 @@ class _Reader:
         if not isinstance(name, str) or name not in self._makers:
             raise CheckpointError(
                 f"this run uses a part named {name!r}, which xorflow does not have; "
-                f"open it with xorflow.load(RUN, parts={{{str(name)!r}: YourClass}})"
+                f"open it with xorflow.load(RUN, classes={{{str(name)!r}: YourClass}})"
             )
-        maker, checked = self._makers[name], name not in self._own
+        maker, checked = self._makers[name], name not in self._given
         signature = inspect.signature(maker, eval_str=checked)
         try:
             signature.bind(**given)

@@ -183,8 +183,8 @@ def _report_split(
     else:
         greedy, refitted_likelihood = evaluate.exact_each(deterministic, split, memory=memory)
         best = likelihood(flow, split, samples, memory=memory)
-    found = {"": best, " (most probable choices)": greedy, " (refitted base)": refitted_likelihood}
-    for of, log_p in found.items():
+    likelihoods = {"": best, " (most probable choices)": greedy, " (refitted base)": refitted_likelihood}
+    for of, log_p in likelihoods.items():
         require_finite(log_p, f"this split{of}")
     with bf16_autocast(flow.device, precision):
         uses = [
