@@ -76,7 +76,8 @@ class _LogMixture(Function):
             return None, None, None, None
         at_high = _likelier_is_high(logits, swapped)
         g_far = g * torch.sigmoid(raised)  # times the posterior of the u that is less likely beforehand
-        g_logits = (g_far - g * torch.sigmoid(-logits.abs())) * (1 - 2 * positive(logits))
+        g_logits = g_far - g * logits.abs().neg_().sigmoid_()
+        g_logits = g_logits * positive(logits).mul_(-2).add_(1)
         g_near = g - g_far
         gradients = (g_logits, torch.lerp(g_near, g_far, at_high), torch.lerp(g_far, g_near, at_high))
         return *(each.sum_to_size(shape) for each, shape in zip(gradients, ctx.shapes, strict=True)), None
