@@ -10,7 +10,7 @@ PUBLIC = {
     "xorflow": """
         MADE MLP CausalTransformer CheckpointError Conditioner ConfigError Coupling DataError
         FactorisedBase Flow Intractable LatentFlow Layer LogLikelihood Mixture ModelError
-        ModularAffine ModularShift Recurrent Trace Transform UserError Xor data estimators evaluate
+        ModularAffine ModularShift Recurrent TableModel Trace Transform UserError Xor data estimators evaluate
         fit load refit_base
     """,
     "xorflow.estimators": """

@@ -13,6 +13,7 @@ from xorflow.errors import (
 )
 from xorflow.evaluate import LogLikelihood
 from xorflow.flows import Flow, LatentFlow, Layer, Mixture, Trace, refit_base
+from xorflow.table_model import TableModel
 from xorflow.training import fit, load
 from xorflow.transforms import ModularAffine, ModularShift, Transform, Xor
 
@@ -36,6 +37,7 @@ __all__ = [
     "ModularAffine",
     "ModularShift",
     "Recurrent",
+    "TableModel",
     "Trace",
     "Transform",
     "UserError",

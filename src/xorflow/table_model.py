@@ -1,0 +1,111 @@
+"""A model of tables: a schema and a model of its states. Rows in, log p of rows out, as a density in stated units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from xorflow import evaluate
+from xorflow.data.schema import Schema
+from xorflow.errors import ModelError
+from xorflow.evaluate import Kind
+from xorflow.flows import LatentFlow, Model
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """log p of rows of a table, in nats.
+
+    Attributes:
+        values: (N,) float64: the density of each row, with respect to the product of the columns' measures.
+        kind: `"exact"`, or `"lower bound"`.
+        unseen: in how many rows each column has something that no training row has, for columns that have any.
+        by_column: (N, D) log p of each cell given those before it in the model's ordering, if that was asked for.
+    """
+
+    values: np.ndarray
+    kind: Kind
+    unseen: dict[str, int]
+    by_column: np.ndarray | None = None
+
+
+class TableModel:
+    r"""What a table's rows are distributed like: a `Schema`, which makes states of cells, and a `Model` of these states,
+
+    .. math:: \log p(\text{row}) = \log p(\text{states}) + \sum_d \log p(\text{cell}_d \mid \text{state}_d).
+
+    The second part is zero where a state is one value. It sums and integrates to one over all rows, with respect to the product
+    of the columns' measures, which `measures` tells.
+
+    Args:
+        schema: of the columns.
+        model: over the states of the schema, one feature for each column.
+    """
+
+    def __init__(self, schema: Schema, model: Model) -> None:
+        if tuple(model.categories) != tuple(schema.categories):
+            raise ModelError(
+                f"the model of a table has the states of its schema, {list(schema.categories)}, and this one has "
+                f"{model.states.short()}; build it with categories=schema.categories"
+            )
+        if model.context_features:
+            raise ModelError(
+                "the model of a table takes no context, and this one does; make the context columns"
+            )
+        self.schema, self.model = schema, model
+
+    def __repr__(self) -> str:
+        return f"TableModel({len(self.schema.columns)} columns, {self.model!r})"
+
+    @property
+    def measures(self) -> dict[str, str]:
+        """What log p of each column's cells is the logarithm of."""
+        return {column.name: column.measure for column in self.schema.columns}
+
+    def log_prob(self, rows: Any) -> np.ndarray:
+        """log p of each row, (N,) float64, in nats; see `score`."""
+        return self.score(rows).values
+
+    def score(
+        self, rows: Any, *, by_column: bool = False, samples: int | None = None, memory: int | None = None
+    ) -> RowScores:
+        """log p of each row of a table, exact, or an error that names what to do; or, with `samples`, a lower bound if need be.
+
+        Args:
+            rows: an Arrow table, or a frame or other object with an Arrow C stream, that has the columns of the schema.
+            by_column: whether to give each cell's part; an error where the likelihood does not factorise.
+            samples: of the importance-sampled bound, for models whose likelihood has no closed form.
+            memory: at most about how many bytes a pass takes.
+        """
+        cells = self.schema.cells(rows)
+        codes = self.schema.states(cells)
+        columns = self.schema.columns
+        added = [column.log_density(cells[column.name], codes[:, d]) for d, column in enumerate(columns)]
+        added = np.stack(added, 1)  # (N, D)
+        unseen = {column.name: int((codes[:, d] == column.unseen).sum()) for d, column in enumerate(columns)}
+        unseen = {name: count for name, count in unseen.items() if count}
+        x = torch.from_numpy(np.ascontiguousarray(codes, np.int64))
+        if by_column:
+            cells = self._by_feature(x, memory) + added
+            return RowScores(cells.sum(1), "exact", unseen, cells)
+        if samples and isinstance(self.model, LatentFlow) and not self.model.has_closed_form:
+            log_p = evaluate.importance(self.model, x, samples=samples, memory=memory)
+        else:
+            log_p = evaluate.exact(self.model, x, memory=memory)
+        return RowScores(log_p.values.cpu().numpy() + added.sum(1), log_p.kind, unseen)
+
+    @torch.no_grad()
+    def _by_feature(self, x: torch.Tensor, memory: int | None) -> np.ndarray:
+        rows = evaluate.rows_at_a_time(self.model, memory)
+        parts = [self.model().log_prob_by_feature(part) for part in x.split(rows)]
+        return torch.cat(parts).double().cpu().numpy()
+
+    def sample(self, count: int, seed: int = 0) -> pa.Table:
+        """Rows drawn from the model, with the columns and types that came in; "something else" becomes a gap."""
+        generator = torch.Generator(self.model.device).manual_seed(seed)
+        codes = self.model().sample((count,), generator=generator).cpu().numpy()
+        return self.schema.decode(codes, seed)
