@@ -7,7 +7,7 @@ CUDA_VENV := .venv-cuda
 CUDA_STAMP := $(CUDA_VENV)/.installed
 export MPLBACKEND := Agg
 
-.PHONY: install test test-cuda lint types imports pytest demo docs bench clean
+.PHONY: install test test-cuda lint types imports pytest demo docs bench attack soak clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -29,6 +29,16 @@ imports: install
 
 pytest: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+# seeded attacks on every door, and kills: `make attack MINUTES=20 KILLS=50`; a new seed each time, unless SEED= names one
+MINUTES ?= 20
+KILLS ?= 50
+attack: install
+	cd tests && $(CURDIR)/$(BIN)/python -m attack --minutes $(MINUTES) --kills $(KILLS) $(if $(SEED),--seed $(SEED))
+
+# half an hour of training, resuming, evaluating, sampling and scoring in one process, whose memory stays flat
+soak: install
+	cd tests && $(CURDIR)/$(BIN)/python -m attack --minutes 0 --soak $(if $(filter command line,$(origin MINUTES)),$(MINUTES),30)
 
 # CUDA code without a GPU: kernels interpreted and compiled, captured steps on a stand-in; Triton is 198 MB, so it stays apart
 $(CUDA_STAMP): pyproject.toml constraints.txt

@@ -325,6 +325,14 @@ def test_the_fields_of_a_result():
     assert single.summary()["stderr"] is None
 
 
+@pytest.mark.parametrize("how", [evaluate.importance, evaluate.elbo])
+def test_samples_of_choices_are_of_one_latent_flow(how):
+    flow = zoo.make("D2")
+    for other in (flow.greedy(), Mixture([flow, flow])):
+        with pytest.raises(ModelError, match=f"of one latent flow, and got a {type(other).__name__}"):
+            how(other, all_states(flow.states.sizes))
+
+
 @pytest.mark.parametrize("how", [evaluate.exact, evaluate.greedy, evaluate.importance])
 def test_rows_and_splits(how):
     flow = zoo.make("K 2, 3, 4")

@@ -208,6 +208,7 @@ def importance(
         memory: at most about how many bytes the draws take at a time; the result does not depend on it. By default 2^28 on the
             CPU, where more would only leave its caches, and 2^31 elsewhere.
     """
+    _require_latent(flow)
     stop = flow.depth - 1 if sum_last and flow.last_layer_summable else flow.depth
     sums, squares, _ = _weigh(flow, data, context, samples, seed, proposal, stop, memory)
     values, effective = sums - math.log(samples), torch.exp(2 * sums - squares)
@@ -240,8 +241,16 @@ def elbo(
         memory: at most about how many bytes the draws take at a time; the result does not depend on it. By default 2^28 on the
             CPU, where more would only leave its caches, and 2^31 elsewhere.
     """
+    _require_latent(flow)
     _, _, logs = _weigh(flow, data, context, samples, seed, proposal, flow.depth, memory)
     return LogLikelihood(logs / samples, "lower bound", flow.features, samples)
+
+
+def _require_latent(flow: object) -> None:
+    if not isinstance(flow, LatentFlow):
+        raise ModelError(
+            f"importance samples are of the choices of one latent flow, and got a {type(flow).__name__}: use evaluate.exact"
+        )
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,7 @@ def test_labels_are_of_mnist_only(xorflow: Command, tmp_path: Path) -> None:
             "evaluate RUN --memory lots",
             "--memory is a number of bytes, such as 500MB or 2GB; got 'lots'",
         ),
+        (f"evaluate RUN --memory {'9' * 400}GB", "--memory is a number of bytes, such as 500MB or 2GB"),
         ("evaluate RUN --memory 9", "a pass of one row takes about"),
         ("score RUN --data DATA --memory 9", "a pass of one row takes about"),
         ("evaluate RUN --device nonsense", "got 'nonsense'"),

@@ -266,3 +266,13 @@ def test_a_run_that_is_worse_than_independent_columns_says_so(xorflow: Command, 
     assert words in " ".join(worse.out.split())
     xorflow(*shared, "--lr", "1e-9", "--out", tmp_path / "same")
     assert "warning" not in json.loads((tmp_path / "same" / "result.json").read_text(encoding="utf-8"))
+
+
+def test_one_row_that_tests_has_no_standard_error(tmp_path: Path, xorflow: Command) -> None:
+    data, run = rows_file(tmp_path / "rows.npy", rows=12), tmp_path / "run"
+    assert xorflow("train", "--data", data, *SMALL, "--out", run).code == 0
+    figures = read(run / "result.json")["test"]
+    assert (figures["rows"], figures["stderr"], figures["greedy_stderr"], figures["refit_stderr"]) == (
+        1, None, None, None
+    )  # fmt: skip
+    assert math.isfinite(figures["nll"])

@@ -90,6 +90,7 @@ def test_floats_are_taken_or_refused_never_rounded(x: np.ndarray) -> None:
         ([[None, 1, 2]], "got an array of object"),
         (np.zeros((1, 3), complex), "got an array of complex"),
         (torch.zeros(1, 3, dtype=torch.complex64), "dense tensor of integers"),
+        (torch.zeros(1, 3, device="meta"), "with values, got .* on meta"),
         (np.full((1, 3), 2**63, np.uint64), "63 bits"),
         (np.full((1, 3), 256, np.int64), "holds 256 where K = 2"),
     ],

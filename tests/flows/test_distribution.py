@@ -65,6 +65,11 @@ def test_support(flow):
     assert bool(support.check(flow().sample((100,))).all())
 
 
+def test_a_shape_with_a_negative_size_is_refused(flow):
+    with pytest.raises(DataError, match=r"sizes from 0, and got \(2, -1\)"):
+        flow().sample((2, -1))
+
+
 @pytest.mark.parametrize("name", ["D3 reversed", "K 2, 3, 4", "D2 depth 8"])
 def test_integers_come_out(name):
     for flow in (zoo.make(name), zoo.make(name).greedy()):
@@ -83,6 +88,7 @@ def test_integers_of_any_type_come_in(dtype):
     )
     assert torch.equal(flow().log_prob(np.asarray(x)), flow().log_prob(x))
     assert torch.equal(flow().log_prob(x.tolist()), flow().log_prob(x))
+    assert torch.equal(flow().log_prob(np.asarray(x)[::-1, ::-1]), flow().log_prob(x.flip(0, 1)))
 
 
 @pytest.mark.parametrize(
@@ -95,12 +101,13 @@ def test_integers_of_any_type_come_in(dtype):
         ([2, 0, 0], "K = 2"),
         ([0, 0], "D = 3"),
         ([0, 0, 0, 0], "D = 3"),
+        ([[0, 0, 0], [1]], "rectangular"),
+        (np.full((2, 3), "a"), "got an array of <U1"),
         (torch.zeros(0, 2, dtype=torch.int64), r"got.* \(0, 2\)"),
         (torch.tensor(1), "shape"),
     ],
 )
 def test_bad_values_are_refused(flow, value, words):
-    value = torch.as_tensor(value)
     with pytest.raises(DataError, match=words):
         flow().log_prob(value)
     with pytest.raises(DataError, match=words):

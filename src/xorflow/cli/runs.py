@@ -149,7 +149,7 @@ def parse_bytes(text: str | None) -> int | None:
     """
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.strip().upper())
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMG]?)B?", text.strip().upper())
     size = int(float(match[1]) * 1000 ** " KMG".index(match[2] or " ")) if match else 0
     if size < 1:
         raise ConfigError(f"--memory is a number of bytes, such as 500MB or 2GB; got {text!r}")

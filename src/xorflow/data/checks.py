@@ -85,8 +85,10 @@ def to_tensor(x: Any) -> Tensor:
     """A tensor of a type that torch computes with: uint8, a signed integer, float32 or float64."""
     if not isinstance(x, Tensor):
         x = _from_array(x)
-    if x.is_complex() or x.is_quantized or x.is_sparse:
-        raise DataError(f"data must be a dense tensor of integers, got {x.dtype} ({x.layout})")
+    if x.is_complex() or x.is_quantized or x.is_sparse or x.is_meta:
+        raise DataError(
+            f"data must be a dense tensor of integers, with values, got {x.dtype} ({x.layout}) on {x.device}; make it one"
+        )
     x = x.detach()
     if x.dtype in _KEPT:
         return x

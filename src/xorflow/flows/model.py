@@ -206,6 +206,8 @@ class ModelDistribution(Distribution):
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Independent draws of x, int64 (*sample_shape, *batch_shape, D)."""
+        if min(sample_shape, default=0) < 0:
+            raise DataError(f"the shape of samples has sizes from 0, and got {tuple(sample_shape)}")
         lead = torch.Size(sample_shape) + self.batch_shape
         noise = self.model.draw_noise(lead.numel(), generator)
         return self.model.sample_with(noise, self._rows_of_context(lead)).reshape(*lead, self.model.features)
@@ -231,7 +233,7 @@ class ModelDistribution(Distribution):
 
     def _rows(self, value: Tensor) -> tuple[Tensor, torch.Size]:
         """Checked integers (N, D) in the type of states, and the leading shape that they have together with the context."""
-        x = validate(torch.as_tensor(value), self.model.categories, allow_empty=True)
+        x = validate(value, self.model.categories, allow_empty=True)
         lead = common_lead(x.shape[:-1], self.batch_shape)
         x = self.model.states.integers(x.to(self.model.device))
         return x.expand(*lead, self.model.features).reshape(lead.numel(), self.model.features), lead

@@ -192,9 +192,9 @@ def _report_split(
         ]
     figures = best.summary() | {
         "greedy_nll": greedy.nll,
-        "greedy_stderr": greedy.stderr,
+        "greedy_stderr": greedy.summary()["stderr"],
         "refit_nll": refitted_likelihood.nll,
-        "refit_stderr": refitted_likelihood.stderr,
+        "refit_stderr": refitted_likelihood.summary()["stderr"],
         "floor": float(flow.floor()),
         "layers": [dataclasses.asdict(use) for use in uses],
     }

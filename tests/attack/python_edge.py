@@ -1,0 +1,194 @@
+"""Doors in Python: fit, load, log_prob, sample and the functions beside them, with arrays and arguments that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import xorflow as xf
+from attack.damage import TEXTS, VALUES, Chance
+from attack.data_files import odd_array
+from attack.rule import Case, require
+from attack.world import FINISHED
+from tiny_runs import rows_array, tiny_dataset, tiny_flow
+from xorflow import UserError
+from xorflow.data import Dataset, Split
+
+_TYPES = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float32,
+    torch.float64,
+    torch.bool,
+)
+
+
+def odd_tensor(chance: Chance, width: int) -> Any:
+    """Rows of a model, nearly, or anything that could be taken for rows."""
+    good = torch.from_numpy(rows_array(8))[:, :width].to(chance.choice(_TYPES)).clamp(0, 1)
+    makers: tuple[Callable[[], Any], ...] = (
+        lambda: good,
+        lambda: good[:0],
+        lambda: good[0],
+        lambda: good[None, None],
+        lambda: good[:, :-1],
+        lambda: good.t(),
+        lambda: good.to(torch.int64) + 1000,
+        lambda: good.to(torch.int64) - 1,
+        lambda: good + 0.5,
+        lambda: good * float("nan"),
+        lambda: good.to(torch.bfloat16),
+        lambda: good.to(torch.complex64),
+        lambda: good.to("meta"),
+        lambda: good.to_sparse() if good.dtype != torch.bool else good,
+        lambda: good.numpy(),
+        lambda: good.numpy()[::-1, ::-1],
+        lambda: good.tolist(),
+        lambda: [good.tolist()[0], [1]],
+        lambda: torch.tensor(3),
+        lambda: torch.zeros(2, width, dtype=torch.float16),
+        lambda: torch.full((2, width), 1e300, dtype=torch.float64),
+        lambda: torch.full((2, width), 2**63 - 1),
+        lambda: odd_array(chance),
+        lambda: None,
+        lambda: "rows",
+        lambda: {"x": good},
+    )
+    return chance.choice(makers)()
+
+
+def _flow(case: Case) -> Any:
+    return xf.load(case.world.run(case.chance.choice(FINISHED)))
+
+
+def log_prob(case: Case) -> None:
+    """Rows of any shape and type: log p of each, or an error on purpose."""
+    flow = _flow(case)
+    x = odd_tensor(case.chance, flow.features)
+    case.note("x", repr(x)[:200])
+    how: Callable[[], Any] = case.chance.choice(
+        (
+            lambda: flow().log_prob(x),
+            lambda: flow.greedy()().log_prob(x),
+            lambda: xf.evaluate.exact(flow, x).values,
+            lambda: xf.evaluate.greedy(flow, x).values,
+            lambda: xf.evaluate.importance(flow, x, samples=2).values,
+        )
+    )
+    found = case.python(how, also=(TypeError,))
+    if not isinstance(found, Exception):
+        require(bool(found.isfinite().all()), "wrong", f"log p of {found.flatten()[:5]}")
+
+
+def numbers(case: Case) -> None:
+    """Samples, and importance samples, of any count."""
+    flow, chance = _flow(case), case.chance
+    value = chance.choice(
+        (*VALUES, *VALUES, *TEXTS, (2, 3), (0,), (-1,), [4], torch.tensor(3), np.int64(4), ())
+    )
+    few = (
+        value if not isinstance(value, int) or value < 1000 else 1000
+    )  # so many samples take years, which is no hang
+    case.note("value", repr(value)[:200])
+    x = torch.zeros(2, flow.features, dtype=torch.int64)
+    how: Callable[[], Any] = chance.choice(
+        (
+            lambda: flow().sample(value if isinstance(value, tuple) else (value,)),
+            lambda: xf.evaluate.importance(flow, x, samples=few).values,
+            lambda: xf.evaluate.exact(flow, x, memory=value).values,
+        )
+    )
+    found = case.python(how, also=(TypeError, OverflowError))
+    if isinstance(found, torch.Tensor) and not found.is_floating_point():
+        sizes = torch.tensor(flow.states.sizes)
+        require(
+            found.numel() == 0 or bool(((found >= 0) & (found < sizes)).all()),
+            "wrong",
+            "samples outside 0..K-1",
+        )
+
+
+def datasets(case: Case) -> None:
+    """Splits and data sets of any tensors, and the files that rows are written to."""
+    chance = case.chance
+    x = odd_tensor(chance, 6)
+    case.note("x", repr(x)[:200])
+    categories = chance.choice(((3,) * 6, (2,) * 6, (3,), 3, (), (0,) * 6, (3.0,) * 6, (3, 2)))
+    path = case.folder / chance.choice(("out.npy", "out.csv", "out.txt", "none/x.csv"))
+    how: Callable[[], Any] = chance.choice(
+        (
+            lambda: xf.data.validate(x, categories),
+            lambda: Dataset(
+                "x",
+                Split(x if isinstance(x, torch.Tensor) else torch.zeros(3)),
+                None,
+                None,
+                categories=categories,
+            ),
+            lambda: xf.data.write_rows(path, x, None),
+            lambda: xf.data.Codec.integers((3,) * 6).decode(x),
+            lambda: xf.data.Codec.integers((3,) * 6).encode(x),
+        )
+    )
+    found = case.python(how, also=(TypeError,), writes=(path.name,))
+    require(not path.exists() or found is None, "made", "a file beside an error")
+
+
+def fit(case: Case) -> None:
+    """`fit` with data, contexts and options that do not fit."""
+    chance = case.chance
+    flow = tiny_flow(context=chance.choice((0, 0, 3)), layers=chance.choice((1, 2)))
+    dataset = tiny_dataset(context=chance.random() < 0.3, validation=chance.random() < 0.7, rows=100)
+    if chance.random() < 0.3:
+        values = dataset.train.values[:, : chance.choice((6, 5))]
+        dataset = Dataset(
+            "x", Split(values), None, None, categories=(chance.choice((2, 3, 4)),) * values.shape[1]
+        )
+    names = (
+        "epochs",
+        "batch_size",
+        "lr",
+        "clip",
+        "average",
+        "precision",
+        "device",
+        "patience",
+        "data",
+        "layers",
+        "seed",
+        "magic",
+    )
+    options: dict[str, Any] = {"epochs": 1, "device": "cpu", "batch_size": 32, "evaluation_samples": 2}
+    for name in chance.sample(names, chance.choice((0, 1, 1, 2))):
+        options[name] = chance.choice((*VALUES, 1, 2, 0.5, "cpu", "none"))
+    options |= {"epochs": 1} if isinstance(options["epochs"], int) and options["epochs"] > 3 else {}
+    init = chance.choice(("data", "random", "random", "biases", None, 3))
+    case.note(options, "init", init)
+    out = chance.choice((None, case.folder / "run"))
+    found = case.python(
+        lambda: xf.fit(flow, dataset, init=init, out=out, **options), also=(TypeError,), writes=("run",)
+    )
+    if isinstance(found, dict) and out is not None:
+        again = case.python(lambda: xf.load(out))
+        require(not isinstance(again, UserError), "wrong", f"what was saved is not loaded: {again}")
+        same = all(torch.equal(t, again.state_dict()[name]) for name, t in flow.state_dict().items())
+        require(same, "wrong", "other weights came back")
+
+
+def load(case: Case) -> None:
+    """`load` of names that are no runs, and on devices that are not there."""
+    chance = case.chance
+    run: Any = chance.choice(
+        (*TEXTS, Path("."), case.world.people, case.world.root, case.world.run("unfinished"))
+    )
+    device = chance.choice(("cpu", "cpu", "cuda:7", "meta", "", "é"))
+    case.note(repr(run)[:100], device)
+    found = case.python(lambda: xf.load(run, device=device))
+    require(isinstance(found, UserError), "wrong", f"{run!r} is a run")

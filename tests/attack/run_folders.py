@@ -1,0 +1,178 @@
+"""Doors where run folders come in: from a disk that failed, or from somebody else."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import xorflow as xf
+from attack.damage import damaged_bytes, damaged_json, damaged_place, flipped, json_bytes
+from attack.right import require_finite, require_finite_scores, require_sums_to_one, require_trained
+from attack.rule import Case, require, strict_json
+from attack.world import FINISHED
+from command_line import SMALL
+from xorflow import UserError
+from xorflow.training import open_run
+
+# ---- damage ----
+
+
+def damage(case: Case, run: Path) -> str:
+    """Damage one file of a run; returns its name."""
+    files = sorted(path for path in run.rglob("*") if path.is_file())
+    # the configuration says most, and is most easily edited
+    path = case.chance.choice([*files, *(path for path in files if path.suffix == ".json")])
+    name = str(path.relative_to(run))
+    how = case.chance.random()
+    if how < 0.15:
+        what = damaged_place(path, case.chance)
+    elif path.suffix == ".json" and how < 0.8:
+        value, what = damaged_json(json.loads(path.read_text(encoding="utf-8")), case.chance)
+        path.write_bytes(json_bytes(value, case.chance))
+    elif how < 0.9:
+        content, what = damaged_bytes(path.read_bytes(), case.chance)
+        path.write_bytes(content)
+    else:
+        other = case.chance.choice(files)
+        what = f"the content of {other.name}"
+        path.write_bytes(other.read_bytes())
+    case.note(name, "after", what)
+    return name
+
+
+# ---- doors ----
+
+
+def finished(case: Case) -> None:
+    """A finished run, of any kind, with one damaged file, and what reads it."""
+    kind = case.chance.choice(FINISHED)
+    run = case.world.copy(kind, case.folder / "run")
+    case.note("run", kind)
+    name = damage(case, run)
+    case.chance.choice(_READERS)(case, kind, name)
+
+
+def unfinished(case: Case) -> None:
+    """A run to be resumed, with one damaged file."""
+    run = case.world.copy("unfinished", case.folder / "run")
+    damage(case, run)
+    outcome = case.command("train", "--out", "run", "--resume", writes=("run",), stop_after=20)
+    if outcome.code == 0:
+        require_trained(case, run)
+
+
+def bit_flips(case: Case) -> None:
+    """One bit of the weights: every reader refuses them."""
+    kind = case.chance.choice(FINISHED)
+    run = case.world.copy(kind, case.folder / "run")
+    path = run / "weights.safetensors"
+    path.write_bytes(flipped(path.read_bytes(), case.chance))
+    case.note("run", kind)
+    for command in (("evaluate", "run"), ("sample", "run"), ("score", "run", "--data", _rows_of(case, kind))):
+        require(case.command(*command).code == 2, "wrong", f"{command[0]} took weights with a bit flipped")
+    found = case.python(lambda: xf.load(run))
+    require(isinstance(found, UserError), "wrong", "load took weights with a bit flipped")
+
+
+# ---- who reads ----
+
+
+def _rows_of(case: Case, kind: str) -> Path:
+    world = case.world
+    return {
+        "images": world.images,
+        "table": world.people,
+        "mixture": world.people,
+        "combined": world.people,
+    }.get(kind, world.rows)
+
+
+def _as_before(name: str) -> bool:
+    """Whether a damaged file is not one that says what the model is."""
+    return name != "config.json"
+
+
+def _score(case: Case, kind: str, name: str) -> None:
+    given = ("--data", _rows_of(case, kind), "--json", "--samples", "4")
+    outcome = case.command("score", "run", *given)
+    if outcome.code == 0:
+        scores = outcome.json()
+        require_finite_scores(scores)
+        if _as_before(name):
+            whole = case.command("score", case.world.run(kind), *given).json()
+            require(scores == whole, "wrong", "other scores than before")
+        else:
+            require_sums_to_one(open_run(case.folder / "run").flow)
+
+
+def _evaluate(case: Case, kind: str, name: str) -> None:
+    writes = ("run/result.json",) if name == "result.json" else ()  # what is incomplete is completed
+    outcome = case.command("evaluate", "run", "--json", "--samples", "4", writes=writes)
+    if outcome.code == 0:
+        figures = outcome.json()
+        require_finite(figures)
+        if _as_before(name):
+            whole = case.command("evaluate", case.world.run(kind), "--json", "--samples", "4").json()
+            require(figures == whole, "wrong", "other likelihoods than before")
+
+
+def _sample(case: Case, kind: str, name: str) -> None:
+    del kind, name
+    out = case.chance.choice(("out.npy", "out.csv"))
+    outcome = case.command("sample", "run", "--count", "9", "--out", out, writes=("out.npy", "out.csv"))
+    require(
+        (case.folder / out).exists() == (outcome.code == 0),
+        "wrong",
+        "a file without success, or none with it",
+    )
+
+
+def _load(case: Case, kind: str, name: str) -> None:
+    flow = case.python(lambda: xf.load(case.folder / "run"))
+    if isinstance(flow, UserError):
+        return
+    require_sums_to_one(flow)
+    if _as_before(name):
+        whole = xf.load(case.world.run(kind)).state_dict()
+        same = all(torch.equal(tensor, whole[key]) for key, tensor in flow.state_dict().items())
+        require(same, "wrong", "other weights than before")
+
+
+def _combine(case: Case, kind: str, name: str) -> None:
+    del name
+    runs = [case.world.run(kind), "run"]
+    case.chance.shuffle(runs)
+    outcome = case.command("combine", *runs, "--out", "out", "--device", "cpu", writes=("out",))
+    if outcome.code == 0:
+        require_trained(case, case.folder / "out")
+
+
+def _resume(case: Case, kind: str, name: str) -> None:
+    del kind, name
+    outcome = case.command("train", "--out", "run", "--resume", writes=("run",), stop_after=20)
+    if outcome.code == 0:
+        result = strict_json((case.folder / "run/result.json").read_text(encoding="utf-8"))
+        require(
+            all(math.isfinite(result[part]["nll"]) for part in ("test", "validation") if part in result),
+            "wrong",
+            "NaN",
+        )
+
+
+def _begin_with(case: Case, kind: str, name: str) -> None:
+    """A run that begins with the weights of the damaged one."""
+    del name
+    given = ("--data", _rows_of(case, kind), *SMALL, "--epochs", "1", "--layers", "2", "--set", "init=./run")
+    outcome = case.command("train", *given, "--out", "out", writes=("out",), stop_after=20)
+    if outcome.code == 0:
+        require_trained(case, case.folder / "out")
+
+
+_READERS: list[Callable[[Case, str, str], Any]] = [
+    _score, _score, _evaluate, _evaluate, _sample, _load, _load, _combine, _resume, _begin_with
+]  # fmt: skip
