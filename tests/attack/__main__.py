@@ -58,7 +58,7 @@ def main() -> int:
         if arguments.kills:
             found += _kill(world, arguments.kills, seed)
         if arguments.soak:
-            _tried("soak", 0, found, lambda: print(require_flat(soak(world, arguments.soak), 60, 1.0)))
+            _tried("soak", 0, found, lambda: print(require_flat(soak(world, arguments.soak))))
     return 1 if found else 0
 
 

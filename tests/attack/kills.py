@@ -25,8 +25,8 @@ MODELS: dict[str, Mapping[str, Any]] = {
     "coupling": COUPLING,
 }
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-_EPOCHS = 60
-"""So that a run takes about two seconds once it has begun, and most kills find it in training."""
+_EPOCHS = 40
+"""So that a run takes a second or two once it has begun, and most kills find it in training."""
 
 
 class Kills:

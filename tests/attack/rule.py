@@ -110,7 +110,7 @@ class Case:
         except Exception as error:
             # in Python, memory that is not there is an error of torch's, as everywhere
             if not re.search(
-                r"can't allocate memory|Storage size calculation overflowed|too large to fit", str(error)
+                "can't allocate memory|size calculation overflowed|Overflow when unpacking", str(error)
             ):
                 raise _traceback(error) from error
             result = error
@@ -124,9 +124,9 @@ class Case:
         here = Path.cwd()
         os.chdir(self.folder)
         try:
-            with redirect_stdout(out), redirect_stderr(err), _limited(), _strict_warnings():
-                with _alarm(self.patience, stop_after):
-                    main(words)
+            alarm = _alarm(self.patience, stop_after)
+            with redirect_stdout(out), redirect_stderr(err), _limited(), _strict_warnings(), alarm:
+                main(words)
             raise Broken("traceback", "main() returned, and did not exit")
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else -1
@@ -220,7 +220,7 @@ def _strict_warnings() -> Iterator[None]:
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Within this block the process gets only so much more memory: a case that wants all of it has an error, not the machine."""
+    """Within this block the process gets only so much more memory: who wants all of it has an error, not the machine."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])

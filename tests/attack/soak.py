@@ -1,4 +1,4 @@
-"""A soak: train, resume, evaluate, sample and score in one process for a long time; memory, file descriptors and threads stay."""
+"""A soak: train, resume, evaluate, sample and score in one process for long; memory, file descriptors and threads stay."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Reading:
     threads: int
 
 
-def soak(world: World, minutes: float) -> list[Reading]:
-    """Go round for so many minutes; what was read after each round."""
+def soak(world: World, minutes: float, rounds: int = 0) -> list[Reading]:
+    """Go round for so many minutes, and so often at least; what was read after each round."""
     began, readings = time.monotonic(), []
     names = [*MODELS]
-    while time.monotonic() < began + 60 * minutes:
+    while time.monotonic() < began + 60 * minutes or len(readings) < rounds:
         _go_round(world, names[len(readings) % len(names)])
         readings.append(_read(time.monotonic() - began))
     return readings
@@ -74,7 +74,7 @@ def slope(readings: list[Reading]) -> float:
     return float(np.polyfit(minutes, [reading.megabytes for reading in readings], 1)[0])
 
 
-def require_flat(readings: list[Reading], warm_up: float, most: float) -> str:
+def require_flat(readings: list[Reading], warm_up: float = 60.0, most: float = 1.0) -> str:
     """After so many seconds: less than `most` megabytes a minute, and descriptors and threads as they were."""
     later = [reading for reading in readings if reading.seconds >= warm_up]
     require(len(later) >= 10, "soak", f"only {len(later)} rounds after the warm-up")

@@ -1,4 +1,4 @@
-"""A kill of a run, a rival, a full disk and a short soak; `make attack` and `make soak` do it at length."""
+"""A kill of a run, a full disk and a short soak; `make attack` and `make soak` do it at length."""
 
 import random
 from pathlib import Path
@@ -10,13 +10,9 @@ from attack.soak import require_flat, soak
 from attack.world import World
 
 
-@pytest.mark.parametrize("name", ["transformer", "coupling"])
-def test_a_killed_run_goes_on_to_the_same_bits(world: World, name: str) -> None:
-    Kills(world, random.Random(0)).try_one(name, kills=1)
-
-
-def test_a_rival_harms_nothing(world: World) -> None:
-    Kills(world, random.Random(0)).try_two("mixture")
+def test_a_killed_run_goes_on_to_the_same_bits(world: World) -> None:
+    """A coupling with a posterior; tests of interrupts kill a flow of two layers."""
+    Kills(world, random.Random(0)).try_one("coupling", kills=1)
 
 
 def test_a_full_disk_loses_nothing(world: World, tmp_path: Path) -> None:
@@ -28,4 +24,6 @@ def test_a_full_disk_loses_nothing(world: World, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_memory_descriptors_and_threads_stay(world: World) -> None:
-    require_flat(soak(world, 0.08), 1, most=200)
+    """Of 40 rounds the first ten warm up; a leak of a model in each would be hundreds of megabytes a minute."""
+    readings = soak(world, 0, rounds=40)
+    require_flat(readings, readings[10].seconds, most=100)
