@@ -6,7 +6,7 @@ import torch
 import zoo
 from enumeration import all_choices, all_states
 
-NAMES = zoo.names()
+NAMES = zoo.every()
 
 
 def test_the_zoo_covers_what_it_promises():

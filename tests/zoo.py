@@ -23,7 +23,7 @@ from xorflow import (
     ModularAffine,
     Recurrent,
 )
-from xorflow.conditioners import Conditioner
+from xorflow.conditioners import BoostedTrees, Boosting, Conditioner
 
 Categories = int | Sequence[int]
 CHAIN = {"previous": "up to", "own": "before"}
@@ -72,6 +72,16 @@ def transformer(features: int, order: str | Sequence[int] = "natural", depth: in
 
 def recurrent(features: int, order: str | Sequence[int] = "natural", **options) -> Layer:
     return Layer(_active(Recurrent(features, order=order, width=8, **options)))
+
+
+def trees(features: int, order: str | Sequence[int] = "natural", **options) -> Layer:
+    return Layer(_fitted(BoostedTrees(features, order=order, **options)))
+
+
+def _fitted(net: BoostedTrees) -> BoostedTrees:
+    """Trees of a few rows, as many as there are rounds."""
+    rows = torch.rand(40, net.features).mul(torch.tensor(net.states.sizes)).long()
+    return net.fit(rows, rows, Boosting(rate=0.5, rounds=6, rows=1, l2=0.1))
 
 
 def _active(net: Conditioner) -> Conditioner:
@@ -211,6 +221,10 @@ MEMBERS: dict[str, Callable[[], LatentFlow]] = {
         recurrent(2, "reversed", cell="lstm", categories=(2, 3), context=2)
     ),
     "recurrent K 4, 2, 3": lambda: flow(recurrent(3, "random:2", categories=(4, 2, 3))),
+    # trees
+    "trees D4": lambda: flow(trees(4, "random:1"), learned=True),
+    "trees K 3, 2, 4": lambda: flow(trees(3, (2, 0, 1), categories=(3, 2, 4), ordered=(2,)), learned=True),
+    "trees D3 depth 2": lambda: flow(trees(3), made(3, "reversed")),
     # one probability a feature
     "tied D3": lambda: tied(made(3, "reversed"), learned=True),
     "tied K3": lambda: tied(made(2, categories=3), learned=True),
@@ -294,9 +308,18 @@ def sharpen(flow: LatentFlow) -> LatentFlow:
     return flow
 
 
-def names(condition: Callable[[LatentFlow], bool] = lambda _: True) -> list[str]:
+def every(condition: Callable[[LatentFlow], bool] = lambda _: True) -> list[str]:
     """The members that satisfy a condition (which must not change them)."""
     return [name for name in MEMBERS if condition(_prototype(name))]
+
+
+def names(condition: Callable[[LatentFlow], bool] = lambda _: True) -> list[str]:
+    """Those of them whose generators all learn by gradients; others are fitted."""
+    return every(lambda flow: learns(flow) and condition(flow))
+
+
+def learns(flow: LatentFlow) -> bool:
+    return all([*layer.conditioner.parameters()] for layer in flow.layers)
 
 
 _prototype = cache(make)

@@ -18,8 +18,8 @@ from xorflow import MADE, FactorisedBase, LatentFlow, Layer, ModularAffine
 from xorflow._states import NEVER
 from xorflow.flows import Choices
 
-CLOSED = zoo.names(zoo.closed_form)
-PLAIN = zoo.names(
+CLOSED = zoo.every(zoo.closed_form)
+PLAIN = zoo.every(
     lambda flow: (
         flow.has_closed_form and not flow.context_features and isinstance(flow.layers[0].conditioner, MADE)
     )
@@ -113,7 +113,7 @@ def test_the_posterior_makes_the_evidence_bound_tight(name):
     close(elbo.sum(-1), enumerated(name).log_p)
 
 
-@pytest.mark.parametrize("name", zoo.names(lambda flow: flow.last_layer_summable and flow.depth > 1))
+@pytest.mark.parametrize("name", zoo.every(lambda flow: flow.last_layer_summable and flow.depth > 1))
 def test_the_last_layer_is_summed_out(name):
     flow, joint = zoo.make(name), enumerated(name)
     earlier, context = all_choices(flow, flow.depth - 1), zoo.context(flow)
@@ -140,7 +140,7 @@ def test_greedy_marginal_and_bound_are_ordered_pixel_by_pixel(name):
     assert bool((greedy <= bound + 1e-12)[~right].all())
 
 
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", zoo.every())
 def test_no_likelihood_passes_the_floor(name):
     flow = zoo.make(name)
     highest = base_table_lookup(flow, all_states(flow.states.sizes)).sum(-1).max()
@@ -149,7 +149,7 @@ def test_no_likelihood_passes_the_floor(name):
     assert bool((enumerated(name).bound <= highest + 1e-14).all())
 
 
-SHARED = zoo.names(lambda flow: flow.shares_one_order and flow.depth > 1 and flow.states.binary)
+SHARED = zoo.every(lambda flow: flow.shares_one_order and flow.depth > 1 and flow.states.binary)
 
 
 @pytest.mark.parametrize("name", SHARED)

@@ -59,8 +59,8 @@ MIXTURES: dict[str, Callable[[], Mixture]] = {
     ),
 }
 
-CLOSED = zoo.names(zoo.closed_form)
-IN_ORDER = zoo.names(lambda flow: flow.shares_one_order or (flow.depth == 1))
+CLOSED = zoo.every(zoo.closed_form)
+IN_ORDER = zoo.every(lambda flow: flow.shares_one_order or (flow.depth == 1))
 CASES = [
     *(("latent", name) for name in CLOSED),
     *(("deterministic", name) for name in IN_ORDER),
@@ -269,7 +269,7 @@ def refused(model: Model, words: str) -> None:
             act()
 
 
-@pytest.mark.parametrize("name", zoo.names(lambda flow: not flow.has_closed_form))
+@pytest.mark.parametrize("name", zoo.every(lambda flow: not flow.has_closed_form))
 def test_a_latent_flow_that_is_deep_or_sees_its_own_u_has_none(name):
     flow = zoo.make(name)
     refused(
@@ -278,7 +278,7 @@ def test_a_latent_flow_that_is_deep_or_sees_its_own_u_has_none(name):
     )
 
 
-ELSEWHERE = zoo.names(lambda flow: not flow.shares_one_order and flow.depth > 1)
+ELSEWHERE = zoo.every(lambda flow: not flow.shares_one_order and flow.depth > 1)
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)

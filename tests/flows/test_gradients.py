@@ -63,7 +63,7 @@ def test_of_a_mixture_it_is_that_of_its_exact_likelihood(sizes, learned):
     assert (mixture.logits in set(trained(mixture))) is learned
 
 
-@pytest.mark.parametrize("name", zoo.MEMBERS)
+@pytest.mark.parametrize("name", zoo.names())
 def test_a_deterministic_flow_has_one_for_its_base_alone(name):
     flow = zoo.make(name).greedy()
     flow.base.logits.requires_grad_(True)

@@ -8,7 +8,7 @@ import zoo
 from enumeration import all_states, padded, sequential_sample
 
 
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", zoo.every())
 def test_every_state_comes_back(name):
     flow = zoo.make(name).greedy()
     x = all_states(flow.states.sizes)
@@ -20,7 +20,7 @@ def test_every_state_comes_back(name):
     assert y.dtype == torch.int64
 
 
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", zoo.every())
 def test_the_inverse_is_that_of_one_feature_at_a_time(name):
     flow = zoo.make(name).greedy()
     y = all_states(flow.states.sizes)
@@ -28,7 +28,7 @@ def test_the_inverse_is_that_of_one_feature_at_a_time(name):
     assert torch.equal(flow.to_data(y, context), sequential_sample(flow, y, None, context))
 
 
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", zoo.every())
 def test_a_single_row_comes_back(name):
     flow = zoo.make(name).greedy()
     x = all_states(flow.states.sizes)[-1:]
@@ -36,7 +36,7 @@ def test_a_single_row_comes_back(name):
     assert torch.equal(flow.to_data(flow.to_base(x, context), context), x)
 
 
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", zoo.every())
 def test_greedy_takes_the_most_probable_choice_of_each_layer(name):
     """Also in layers that see their own u: the most probable one given the greedy ones before it."""
     flow = zoo.make(name)

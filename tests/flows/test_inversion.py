@@ -12,7 +12,7 @@ from xorflow import LatentFlow, Layer
 from xorflow.flows import GREEDY, Draws, Flow
 from xorflow.flows.layer import by_decoding, by_passes, invert_layer
 
-NAMES = zoo.names(lambda flow: not flow.is_chain)
+NAMES = zoo.every(lambda flow: not flow.is_chain)
 
 
 def each_layer(flow: LatentFlow, rows: int) -> list[tuple[Layer, Tensor, Draws, Tensor | None, Tensor]]:

@@ -7,7 +7,7 @@ import zoo
 from enumeration import all_states, base_table_lookup, enumerated
 from xorflow import MADE, FactorisedBase, LatentFlow, Layer
 
-NAMES = zoo.names()
+NAMES = zoo.every()
 
 
 @torch.no_grad()
@@ -44,7 +44,7 @@ def test_summed_over_all_data_the_bound_depends_on_the_base_alone(name):
     torch.testing.assert_close(enumerated(name).bound.sum(), expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", zoo.names(lambda flow: not flow.has_closed_form and flow.features > 1))
+@pytest.mark.parametrize("name", zoo.every(lambda flow: not flow.has_closed_form and flow.features > 1))
 def test_one_row_at_a_time_gives_the_same(name):
     flow = zoo.make(name)
     context = zoo.context(flow)

@@ -12,7 +12,7 @@ from xorflow import LatentFlow
 from xorflow.flows import Flow
 from xorflow.flows.layer import by_passes
 
-NAMES = zoo.names()
+NAMES = zoo.every()
 SAMPLES = 200_000
 
 
@@ -64,7 +64,7 @@ def test_the_fast_sampler_equals_sequential_passes(name):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("name", zoo.names(lambda flow: flow.features > 1))
+@pytest.mark.parametrize("name", zoo.every(lambda flow: flow.features > 1))
 def test_blocks_of_any_size_give_the_same(name, size, monkeypatch):
     flow = zoo.make(name)
     noise, context = draw_noise(flow, 100, seed=6), zoo.rows_of_context(flow, 100)
@@ -78,7 +78,7 @@ def follows_the_order(flow: LatentFlow) -> bool:
 
 
 @pytest.mark.parametrize("size", [1, 2, 28])
-@pytest.mark.parametrize("name", zoo.names(follows_the_order))
+@pytest.mark.parametrize("name", zoo.every(follows_the_order))
 def test_an_incremental_walk_leaves_nothing_to_the_full_pass(name, size, monkeypatch):
     """Each layer of a MADE takes the one pass that confirms: what the walk found was already right."""
     monkeypatch.setattr("xorflow.flows.layer._BLOCK_SIZE", size)
@@ -105,7 +105,7 @@ def test_the_fast_sampler_equals_sequential_passes_on_more_features(features, ca
     assert torch.equal(greedy.sample_with(noise), expected)
 
 
-@pytest.mark.parametrize("name", zoo.names(lambda flow: flow.shares_one_order and not flow.context_features))
+@pytest.mark.parametrize("name", zoo.every(lambda flow: flow.shares_one_order and not flow.context_features))
 def test_one_shared_ordering_can_be_drawn_layer_by_layer_or_feature_by_feature(name):
     """The two sequential samplers agree where both apply, so that each checks the other."""
     flow = zoo.make(name)
@@ -117,7 +117,7 @@ def test_one_shared_ordering_can_be_drawn_layer_by_layer_or_feature_by_feature(n
         assert torch.equal(sequential_sample(flow, y, noise.layers, None), expected)
 
 
-@pytest.mark.parametrize("name", zoo.names(lambda flow: all(c.mask is not None for c in generators(flow))))
+@pytest.mark.parametrize("name", zoo.every(lambda flow: all(c.mask is not None for c in generators(flow))))
 def test_a_coupling_layer_is_inverted_in_one_pass(name):
     flow = zoo.make(name)
     passes = count_passes(flow)

@@ -1,6 +1,8 @@
 """Networks from what a layer may see to the logits of its choice `u`."""
 
 from xorflow.conditioners.base import Conditioner, Dependence, Source
+from xorflow.conditioners.boosted_trees import BoostedTrees
+from xorflow.conditioners.boosting import Boosting
 from xorflow.conditioners.linear import MaskedLinear
 from xorflow.conditioners.made import MADE
 from xorflow.conditioners.mlp import MLP, Coupling, Diagonal
@@ -12,6 +14,8 @@ from xorflow.conditioners.transformer import CausalTransformer
 __all__ = [
     "MADE",
     "MLP",
+    "BoostedTrees",
+    "Boosting",
     "CausalTransformer",
     "Conditioner",
     "Coupling",

@@ -26,6 +26,7 @@ from xorflow.bases import FactorisedBase
 from xorflow.conditioners import (
     MADE,
     MLP,
+    BoostedTrees,
     CausalTransformer,
     Conditioner,
     Coupling,
@@ -531,7 +532,7 @@ ESTIMATORS = Registry(
 PARTS: dict[str, type[nn.Module]] = {
     **{"flow": LatentFlow, "mixture": Mixture, "layer": Layer, "base": FactorisedBase},
     **_NETWORKS,
-    **{"mlp": MLP, "diagonal": Diagonal},
+    **{"mlp": MLP, "diagonal": Diagonal, "trees": BoostedTrees},
     **_TRANSFORMS,
     "xor": Xor,
 }

@@ -1,0 +1,265 @@
+r"""Boosted trees of every conditional, fitted column by column.
+
+.. math:: \text{logits}_d(x) = b_d + \sum_t v_t[\text{leaf}_t(x_{<d})]
+
+A tree has at most eight leaves, numbered from left to right, and a byte for those that a row can still reach. A node where the
+row goes right clears the leaves on its left, in whatever sequence nodes are looked at, and the leaf is the lowest bit that
+remains. So all trees of many rows are evaluated by operations on bytes, without a branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xorflow._states import Layout
+from xorflow.conditioners.base import Conditioner, Incremental, Sizes, Source
+from xorflow.conditioners.boosting import LEAVES, Boosting, Forest, boosted
+from xorflow.conditioners.orderings import Order, ranks
+from xorflow.errors import CheckpointError, DataError, ModelError
+
+_NODES = LEAVES - 1
+_ALL = 2**LEAVES - 1
+"""The byte of all leaves."""
+
+_AT_A_TIME = 2**19
+"""Leaves that are found together: their bytes stay in the caches."""
+
+
+class BoostedTrees(Conditioner):
+    """Trees on what is visited before a feature, for the logits of each feature; `fit` makes them, and nothing trains them.
+
+    They are buffers, which a checkpoint keeps like weights: what is loaded needs no library of trees, and trees that would see
+    too much are refused. They are constant between states, so the gradient by relaxed ones is zero.
+
+    Args:
+        features: D.
+        categories: K, or K_d for each feature.
+        order: `"natural"`, `"reversed"`, `"random:SEED"` or a permutation.
+        ordered: the features whose values have an order, where trees split at a threshold; others are split into sets.
+        trees: how many each logit has, in the packed layout (flat,); none before `fit`.
+        splits: how many different ones of each feature the trees use, (D,); none before `fit`.
+
+    >>> x = torch.tensor([[0, 0], [1, 1]]).repeat(50, 1)
+    >>> net = BoostedTrees(2).fit(x, x)
+    >>> (net({Source.STATE: x[:2]})[:, 1] > 0).tolist()
+    [False, True]
+    """
+
+    levels: Tensor  # (flat,)
+    goes_left: Tensor  # of each split, whether each value of its feature does, one split after the other
+    nodes: Tensor  # the split of each node, (T, 7)
+    kept: Tensor  # the leaves that are left where a row goes right, (T, 7)
+    values: Tensor  # (T, 8)
+    split_features: Tensor
+    first_values: Tensor  # where those of each split begin
+    owners: Tensor  # the logit of each tree, (T,)
+    lowest: Tensor  # the lowest bit of each byte but zero
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        categories: Sizes = 2,
+        order: Order = "natural",
+        ordered: Sequence[int] = (),
+        trees: Sequence[int] = (),
+        splits: Sequence[int] = (),
+    ) -> None:
+        super().__init__(features, categories=categories, order=order)
+        self.ordered = tuple(ordered)
+        if not all(0 <= d < features for d in self.ordered):
+            raise ModelError(f"ordered names some of the features 0..{features - 1}, and got {self.ordered}")
+        count, sizes = sum(trees), torch.tensor(self.states.sizes)
+        self._shape(trees, splits)
+        entries = int((torch.tensor(self.splits) * sizes).sum())
+        self.register_buffer("levels", torch.zeros(self.states.flat))
+        self.register_buffer("goes_left", torch.zeros(entries, dtype=torch.bool))
+        self.register_buffer("nodes", torch.zeros(count, _NODES, dtype=torch.int32))
+        self.register_buffer("kept", torch.full((count, _NODES), _ALL, dtype=torch.uint8))
+        self.register_buffer("values", torch.zeros(count, LEAVES))
+        lowest = [(byte & -byte).bit_length() - 1 for byte in range(1, _ALL + 1)]
+        self.register_buffer("lowest", torch.tensor([0, *lowest], dtype=torch.int32), persistent=False)
+
+    def _shape(self, trees: Sequence[int], splits: Sequence[int]) -> None:
+        """How many of each there are, and whose."""
+        self.trees = tuple(trees) or (0,) * self.states.flat
+        self.splits = tuple(splits) or (0,) * self.features
+        shapes = (len(self.trees), len(self.splits)) == (self.states.flat, self.features)
+        if not shapes or min(self.trees) < 0 or min(self.splits) < 0 or (sum(trees) and not sum(splits)):
+            raise ModelError(
+                f"trees are counted for each of {self.states.flat} logits, and the splits that they use for each of "
+                f"{self.features} features; got {len(self.trees)} and {len(self.splits)} counts"
+            )
+        owners = torch.arange(self.features).repeat_interleave(torch.tensor(self.splits))
+        sizes = torch.tensor(self.states.sizes)[owners]
+        of_logits = torch.arange(self.states.flat).repeat_interleave(torch.tensor(self.trees))
+        for name, index in (
+            ("split_features", owners),
+            ("first_values", sizes.cumsum(0) - sizes),
+            ("owners", of_logits),
+        ):
+            self.register_buffer(name, index.int(), persistent=False)
+        self._first_trees = [0, *np.cumsum(self.trees).tolist()]
+        self._first_splits = [0, *np.cumsum(self.splits).tolist()]
+
+    @torch.no_grad()
+    def fit(self, x: Tensor, validation: Tensor, settings: Boosting | None = None) -> BoostedTrees:
+        """Trees for these rows, integers (N, D); each feature gets as many as are best for its `validation` rows.
+
+        Deterministic: neither the number of threads nor the clock changes anything.
+
+        Raises:
+            ConfigError: without LightGBM, which the extra `trees` installs.
+        """
+        for rows in (x, validation):
+            if rows.dim() != 2 or rows.shape[1] != self.features or not len(rows):
+                raise DataError(
+                    f"trees are fitted to rows of {self.features} features, and got shape {tuple(rows.shape)}"
+                )
+        assert self.order is not None
+        forest = boosted(
+            x.cpu().numpy(),
+            validation.cpu().numpy(),
+            self.states.sizes,
+            self.order,
+            self.ordered,
+            settings or Boosting(),
+        )
+        self._take(forest)
+        return self
+
+    def _take(self, forest: Forest) -> None:
+        """The trees of a forest, arranged as logits are."""
+        positions = self.states.first_logits
+        trees = [0] * self.states.flat
+        for column, of_column in enumerate(forest.columns):
+            for number, of_logit in enumerate(of_column.trees):
+                trees[positions[column] + number] = len(of_logit)
+        device, like = self.levels.device, self.levels
+        self._shape(trees, [len(of_feature) for of_feature in forest.splits])
+        in_order = [
+            tree
+            for group in self.states.groups
+            for d in group.features
+            for of_logit in forest.columns[d].trees
+            for tree in of_logit
+        ]
+        levels = [forest.columns[d].levels for group in self.states.groups for d in group.features]
+        first = torch.tensor(self._first_splits)[:-1]
+        nodes = np.array([[(d, n) for d, n in tree.nodes] for tree in in_order], dtype=np.int64)
+        places = torch.from_numpy(nodes.reshape(-1, _NODES, 2))
+        self.levels = torch.from_numpy(np.concatenate(levels)).to(like)
+        sets = [entry for of_feature in forest.splits for entry in of_feature]
+        self.goes_left = torch.from_numpy(np.concatenate([np.zeros(0, bool), *sets])).to(device)
+        self.nodes = (first[places[..., 0]] + places[..., 1]).int().to(device)
+        kept = np.array([tree.kept for tree in in_order], dtype=np.uint8).reshape(-1, _NODES)
+        self.kept = torch.from_numpy(kept).to(device)
+        values = np.array([tree.values for tree in in_order], dtype=np.float64).reshape(-1, LEAVES)
+        self.values = torch.from_numpy(values).to(like)
+        self.to(device)
+
+    def _load_from_state_dict(self, *args, **kwargs) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._check()
+
+    def _check(self) -> None:
+        """Raise `CheckpointError` unless every tree sees no more than it may."""
+        assert self.order is not None
+        if not len(self.nodes):
+            return
+        legal = bool(((self.nodes >= 0) & (self.nodes < len(self.split_features))).all())
+        if legal:
+            rank = ranks(self.order).to(self.nodes.device)
+            seen = rank[self.split_features[self.nodes.long()].long()]
+            own = rank[self.states.logit_features.to(rank.device)[self.owners.long()]]
+            legal = bool(((seen < own[:, None]) | (self.kept == _ALL)).all())
+        if not legal:
+            raise CheckpointError(
+                "trees see what is visited before their feature, and these see more, so they would give no likelihood; "
+                "restore the file of weights, or train again"
+            )
+
+    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
+        (state,), _ = self.states_of(inputs, context)
+        if state.is_floating_point():
+            state = self._nearest(state)
+        rows = state.reshape(-1, self.features)
+        logits = torch.empty(len(rows), self.states.flat, dtype=self.levels.dtype, device=rows.device)
+        each = max(1, _AT_A_TIME // 256)
+        for first in range(0, len(rows), each):
+            part = slice(first, first + each)
+            left = self.left(rows[part].T, slice(0, len(self.split_features)))
+            logits[part] = self.logits(left, slice(0, self.states.flat))
+        return logits.reshape(*state.shape[:-1], self.states.flat)
+
+    def _nearest(self, relaxed: Tensor) -> Tensor:
+        layout = Layout(self.states).to(relaxed.device)
+        parts = zip(self.states.groups, layout.logits(relaxed), strict=True)
+        return layout.joined([(part > 0.5).long() if g.binary else part.argmax(-1) for g, part in parts])
+
+    def left(self, x: Tensor, splits: slice) -> Tensor:
+        """All bits set where a row goes left at some splits, and none where it goes right, (splits, N), of columns x (D, N)."""
+        values = x.int().index_select(0, self.split_features[splits])
+        places = (values + self.first_values[splits, None]).flatten()
+        return self.goes_left.to(torch.uint8).neg().index_select(0, places).view(values.shape)
+
+    def logits(self, left: Tensor, of: slice) -> Tensor:
+        """Some of the packed logits, (N, n), by what `left` gives for all splits."""
+        trees = range(self._first_trees[of.start], self._first_trees[of.stop])
+        out = self.levels[of, None].repeat(1, left.shape[1])
+        each = max(1, _AT_A_TIME // max(left.shape[1], 1))
+        for first in range(trees.start, trees.stop, each):
+            part = slice(first, min(first + each, trees.stop))
+            out.index_add_(0, self.owners[part] - of.start, self._at_leaves(left, part))
+        return out.T
+
+    def _at_leaves(self, left: Tensor, trees: slice) -> Tensor:
+        """What some trees add for each row, (t, N)."""
+        reached = left.new_full((trees.stop - trees.start, left.shape[1]), _ALL)
+        for node in range(_NODES):
+            kept = left.index_select(0, self.nodes[trees, node])
+            reached &= kept.bitwise_or_(self.kept[trees, node, None])
+        leaves = self.lowest.index_select(0, reached.flatten().int()).view(reached.shape)
+        leaves += LEAVES * torch.arange(len(leaves), dtype=torch.int32, device=leaves.device)[:, None]
+        return self.values[trees].flatten().index_select(0, leaves.flatten()).view(leaves.shape)
+
+    def decoder(self, batch: int, context: Tensor | None, block_size: int) -> IncrementalTrees:
+        del context, block_size
+        return IncrementalTrees(self, batch)
+
+    def splits_of(self, feature: int) -> slice:
+        """Those of one feature, among all."""
+        return slice(self._first_splits[feature], self._first_splits[feature + 1])
+
+
+class IncrementalTrees(Incremental):
+    """One evaluation of trees for a batch, feature by feature.
+
+    Args:
+        net: the trees.
+        batch: B.
+    """
+
+    def __init__(self, net: BoostedTrees, batch: int) -> None:
+        assert net.order is not None
+        self.blocks = [slice(rank, rank + 1) for rank in range(net.features)]
+        self._net, self._order = net, net.order
+        count = len(net.split_features)
+        self._left = torch.zeros(count, batch, dtype=torch.uint8, device=net.levels.device)
+
+    def logits(self, block: slice, x: Tensor) -> Tensor:
+        del x  # a feature alone in its block
+        states, feature = self._net.states, self._order[block.start]
+        first = states.first_logits[feature]
+        each = 1 if states.sizes[feature] == 2 else states.sizes[feature]
+        return self._net.logits(self._left, slice(first, first + each))
+
+    def update(self, block: slice, x: Tensor) -> None:
+        feature = self._order[block.start]
+        splits = self._net.splits_of(feature)
+        column = x.T.expand(self._net.features, -1)
+        self._left[splits] = self._net.left(column, splits)
