@@ -78,6 +78,70 @@ def test_what_is_no_run_is_refused_by_every_command(
     assert sorted(path.name for path in tmp_path.iterdir()) == (["run"] if run.exists() else [])
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"test": {"kind": "a guess"}},
+        {"test": {"kind": "lower bound"}},  # of no number of samples
+        {"test": {"refit_stderr": []}},
+        {"independent_nll": None},
+        {"data": {"shape": 4}},
+        {"warning": ["none"]},
+    ],
+    ids=str,
+)
+def test_a_result_is_whole_or_refused(
+    people: Path, tmp_path: Path, xorflow: Command, damage: dict[str, object]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(people / "run", run)
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    for key, value in damage.items():
+        result[key] = result[key] | value if isinstance(value, dict) else value
+    (run / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    for command in (("train", "--resume"), ("combine", run, run)):
+        said = xorflow(*command, "--out", run if command[0] == "train" else tmp_path / "both").refused()
+        assert "result.json is damaged: " in said
+
+
+@pytest.mark.parametrize("where", ["names", "values"])
+def test_names_that_no_file_can_have_are_refused(
+    people: Path, tmp_path: Path, xorflow: Command, where: str
+) -> None:
+    """JSON knows halves of letters; UTF-8 does not."""
+    run = tmp_path / "run"
+    shutil.copytree(people / "run", run)
+    kept = json.loads((run / "config.json").read_text(encoding="utf-8"))["data_format"]
+    column = kept["codec"]["names"] if where == "names" else kept["codec"]["values"][0]
+    column[0] = "\ud800"
+    edit(run, data_format=kept)
+    assert "this one is damaged" in xorflow("sample", run, "--out", tmp_path / "new.csv").refused()
+
+
+@pytest.mark.parametrize(
+    "name", ["n" * 300, "a/" * 3000, "\0", "\ud800"], ids=["long", "deep", "zero", "no text"]
+)
+def test_names_that_no_file_has(people: Path, tmp_path: Path, xorflow: Command, name: str) -> None:
+    run, data, out = people / "run", people / "people.csv", tmp_path / "out"
+    for command in (
+        ("evaluate", name),
+        ("combine", name, run, "--out", out),
+        ("sample", run, "--out", f"{name}.csv"),
+        ("score", run, "--data", f"{name}.csv"),
+        ("train", "--data", name, "--out", out),
+        ("train", "--config", f"{name}.toml", "--out", out),
+        ("train", "--data", data, "--out", f"{name}/{name}"),
+        ("train", "--resume", "--out", name),
+        ("train", "--resume", "--seeds", "0", "--data", data, "--out", name),
+        ("train", "--set", f"init=./{name}", "--data", data, "--out", out),
+    ):
+        xorflow(*command).refused()
+    edited = tmp_path / "run"
+    shutil.copytree(run, edited)
+    edit(edited, data=name)
+    xorflow("evaluate", edited).refused()
+
+
 def test_a_file_is_no_run(people: Path, xorflow: Command) -> None:
     assert "RUN is the folder of a run" in xorflow("evaluate", people / "people.csv").refused()
 

@@ -96,7 +96,14 @@ RESULT = {
     "data": {"name": "mnist", "shape": [28, 28]},
 }
 BOUND = RESULT | {
-    "test": {"nll": 99.9, "kind": "lower bound", "samples": 1000, "stderr": None, "refit_nll": 110.0}
+    "test": {
+        "nll": 99.9,
+        "kind": "lower bound",
+        "samples": 1000,
+        "stderr": None,
+        "refit_nll": 110.0,
+        "refit_stderr": None,
+    }
 }
 
 

@@ -15,6 +15,7 @@ from command_line import SMALL, Command
 from tiny_runs import COLUMNS, assert_same_run, images_file, people_file, read, rows_file
 from xorflow.data import load_rows, write_rows
 from xorflow.training import open_run
+from xorflow.training.checkpoint import load_tensors, save_tensors
 
 
 def table(path: Path) -> list[list[str]]:
@@ -47,6 +48,32 @@ def test_the_folder_of_a_run_on_words(people: Path) -> None:
     seen = [set(column) for column in zip(*table(people / "people.csv")[1:], strict=True)]
     assert all(cell in seen[d] for row in samples[1:] for d, cell in enumerate(row))
     assert len(samples) == 101
+
+
+@pytest.mark.parametrize("layers", ["1", "2"])
+def test_a_part_of_one_row_has_a_likelihood_and_no_standard_error(
+    tmp_path: Path, xorflow: Command, layers: str
+) -> None:
+    data, run = people_file(tmp_path / "people.csv"), tmp_path / "run"
+    given = ("--validation", "1", "--set", "test=1", "--layers", layers, *SMALL)
+    assert xorflow("train", "--data", data, "--out", run, *given).code == 0
+    for part in ("test", "validation"):
+        figures = read(run / "result.json")[part]
+        assert {figures[name] for name in ("stderr", "greedy_stderr", "refit_stderr")} == {None}
+    assert xorflow("evaluate", run).code == 0
+
+
+def test_a_score_that_is_no_finite_number_is_an_error(people: Path, tmp_path: Path, xorflow: Command) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(people / "run", run)
+    largest = torch.finfo(torch.float32).max
+    weights = {name: weight.sign() * largest for name, weight in load_tensors(run, "weights").items()}
+    save_tensors(run, "weights", weights)
+    out = tmp_path / "scores.csv"
+    for extra in ((), ("--json",), ("--out", out)):
+        said = xorflow("score", run, "--data", people / "people.csv", *extra).refused()
+        assert "log p is a finite number, and that of" in said
+    assert not out.exists()
 
 
 def test_samples_suit_the_data(tmp_path: Path, xorflow: Command, deep: Path) -> None:

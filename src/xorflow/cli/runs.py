@@ -170,10 +170,10 @@ def check_out(path: Path, suffixes: tuple[str, ...], inputs: Iterable[Path | str
         return
     except OSError as error:
         raise ConfigError(f"--out {path} cannot be written: {error.strerror}; choose another") from None
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ConfigError(f"--out is a file, and {path} is a folder; choose another --out")
     for given in inputs:
-        if path.exists() and os.path.exists(given) and path.samefile(given):
+        if os.path.exists(path) and os.path.exists(given) and os.path.samefile(path, given):
             raise ConfigError(
                 f"--out never replaces what the command reads, and {path} is that; choose another --out"
             )

@@ -64,7 +64,7 @@ def score(
             log_p = likelihoods.importance(chosen, x, samples=samples, memory=most)
         else:
             log_p = likelihoods.exact(chosen, x, memory=most)
-    values = log_p.values.cpu()
+    values = training.require_finite(log_p, str(data)).values.cpu()
     if out is not None:
         _write_scores(out, values)
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -70,9 +71,9 @@ def _summarise(out: Path, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> d
 def _check_folder(out: Path, resume: bool) -> None:
     if not resume:
         require_free(out)
-    elif not out.is_dir():
+    elif not os.path.isdir(out):
         raise ConfigError(f"--resume continues the runs in --out, and there is no folder {out}; leave it out")
-    elif (out / "config.json").exists():
+    elif os.path.exists(out / "config.json"):
         raise ConfigError(
             f"--out is a folder of several runs here, and {out} is that of one; choose another --out, or "
             "leave out what makes it several"
@@ -230,7 +231,7 @@ class Display(Progress):
 
 
 def _part_done(job: Job) -> float:
-    if (job.out / "result.json").exists():
+    if os.path.exists(job.out / "result.json"):
         return 1.0
     try:
         epochs = (job.out / "metrics.jsonl").read_bytes().count(b"\n")

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -133,7 +134,7 @@ def _train_one(folder: Path, begin: Callable[[Observer | None], training.Trainer
         typer.echo(f"stopped and saved; continue with: {again}", err=True)
         raise typer.Exit(130) from None
     except KeyboardInterrupt:  # before or after the loop, or a second time
-        if (folder / "config.json").exists():
+        if os.path.exists(folder / "config.json"):
             typer.echo(f"stopped; continue from the last checkpoint with: {again}", err=True)
         raise typer.Exit(130) from None
     pictures = write_samples(folder, count=100, seed=0)
@@ -141,7 +142,7 @@ def _train_one(folder: Path, begin: Callable[[Observer | None], training.Trainer
 
 
 def _resumed(folder: Path, given: dict[str, Any], display: Observer | None) -> training.Trainer | None:
-    if not (folder / "config.json").exists() and holds_several(folder):
+    if not os.path.exists(folder / "config.json") and holds_several(folder):
         raise ConfigError(
             f"--resume continues one run here, and {folder} holds several: repeat the command that began them, "
             "with its --seeds or --config, and add --resume"
@@ -329,7 +330,7 @@ def run_figures(result: dict[str, Any], part: str) -> list[Figure]:
             likelihoods["refit_nll"],
             "The deterministic flow takes the most probable transformation every time; its likelihood is exact, on a base "
             "refitted to the training data.",
-            likelihoods.get("refit_stderr"),
+            likelihoods["refit_stderr"],
         ),
         _figure(
             f"independent {features}",

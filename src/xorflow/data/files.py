@@ -177,7 +177,7 @@ def write_rows(path: str | os.PathLike[str], x: Any, codec: Codec | None) -> Non
     values = whole(to_tensor(x)).cpu() if codec is None else validate(x, codec.categories).cpu()
     if values.ndim != 2:
         raise DataError(f"rows to write must have shape (N, D), got {tuple(values.shape)}")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise DataError(
             f"{path} cannot be written: there is no folder {path.parent}; make it, or choose another"
         )

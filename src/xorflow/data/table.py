@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -179,7 +180,7 @@ class Codec:
         """The inverse of `to_json`, with its input checked."""
         match data:
             case {"names": names, "values": [_, *_] as values} if all(map(_is_column, values)):
-                if names is None or (isinstance(names, list) and {*map(type, names)} == {str}):
+                if names is None or (isinstance(names, list) and all(map(_is_text, names))):
                     return cls(None if names is None else tuple(names), tuple(map(tuple, values)))
         raise DataError("a codec is {'names': [...] or null, 'values': [[...], ...]}; this one is damaged")
 
@@ -214,9 +215,16 @@ def _shortened(values: Sequence[str | int], limit: int = 8) -> str:
     return ", ".join(repr(value) for value in values[:limit]) + more
 
 
+def _is_text(value: Any) -> bool:
+    """Whether it can be written as UTF-8; JSON knows more."""
+    return isinstance(value, str) and re.search("[\ud800-\udfff]", value) is None
+
+
 def _is_column(values: Any) -> bool:
     """Whether these are distinct texts or distinct integers, and some."""
-    if not isinstance(values, list) or {type(v) for v in values} not in ({str}, {int}):
+    if not isinstance(values, list) or not values:
+        return False
+    if not (all(map(_is_text, values)) or all(type(value) is int for value in values)):
         return False
     return len(set(values)) == len(values)
 

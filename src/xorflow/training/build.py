@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def build_data(options: Options) -> Dataset:
         return data.mnist(
             validation=int(count), seed=options.data_seed, context="label" if options.label else None
         )
-    if "." not in options.data and not Path(options.data).exists():
+    if "." not in options.data and not os.path.exists(options.data):
         raise ConfigError(f"data is 'mnist' or a .npy, .npz or .csv file; got {options.data!r}")
     return data.load(
         Path(options.data),

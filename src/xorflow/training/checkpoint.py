@@ -206,7 +206,7 @@ def save_snapshot(run: Path, snapshot: Snapshot) -> None:
 
 def has_snapshot(run: Path) -> bool:
     """Whether a run has a checkpoint."""
-    return (run / "checkpoints" / "latest.json").exists()
+    return os.path.exists(run / "checkpoints" / "latest.json")
 
 
 def load_snapshot(run: Path) -> Snapshot | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -92,7 +92,7 @@ def _unwritable(out: Path, error: OSError | ValueError) -> ConfigError:
 
 def _how_to_go_on(out: Path) -> str:
     """The beginning of an advice, if a folder holds runs."""
-    if (out / "config.json").exists():
+    if os.path.exists(out / "config.json"):
         return "continue that run with --resume, or "
     if holds_several(out):
         return "continue its runs with the command that began them and --resume, or "
@@ -101,7 +101,8 @@ def _how_to_go_on(out: Path) -> str:
 
 def holds_several(folder: Path) -> bool:
     """Whether these are runs in a folder of their own each, as seeds and tables of runs leave them."""
-    return any(next(folder.glob(f"{depth}/config.json"), None) for depth in ("*", "*/*"))
+    below = ("*/config.json", "*/*/config.json")
+    return os.path.isdir(folder) and any(next(folder.glob(names), None) for names in below)
 
 
 BEGINNING = "beginning"
@@ -136,7 +137,7 @@ def data_of_run(
     run: Path, options: Options, kept: Mapping[str, Any], dataset: Dataset | None = None
 ) -> Dataset:
     """The data that a run began with, loaded again unless given; other data are refused."""
-    if dataset is None and options.data != "mnist" and not Path(options.data).exists():
+    if dataset is None and options.data != "mnist" and not os.path.exists(options.data):
         raise ConfigError(
             f"the run in {run} is of data named {options.data!r}, which are no file, seen from this folder; go to the folder "
             "where they are or, if fit() was given them, use xorflow.load and xorflow.evaluate in Python"
@@ -181,13 +182,18 @@ INCOMPLETE = "incomplete"
 """Under which key a result has the parts whose figures could not be computed, with the reasons."""
 
 _FIGURES: dict[str, Any] = {
-    "nll": float, "kind": str, "stderr": float | None, "bits_per_dim": float, "rows": int,
-    "greedy_nll": float, "refit_nll": float, "floor": float,
+    "nll": float, "kind": Literal["exact", "lower bound"], "stderr": float | None, "bits_per_dim": float, "rows": int,
+    "greedy_nll": float, "refit_nll": float, "refit_stderr": float | None, "floor": float,
 }  # fmt: skip
 _RESULT: dict[str, Any] = {"device": str, "parameters": int, "seconds": float, "data": dict}
+_DATA: dict[str, Any] = {"name": str, "shape": Sequence[int] | None}
 _OF_ONE: dict[str, Any] = {"seed": int, "epochs": int, "independent_nll": float | None}
 _OF_SEVERAL: dict[str, Any] = {"how": str, "runs": list, "seeds": list}
 """What others than people read in a `result.json`: of a part of the data, of every run, of one trained here, of a mixture."""
+
+
+def _is_exact(figures: Any) -> bool:
+    return isinstance(figures, dict) and figures.get("kind") == "exact"
 
 
 def read_result(run: Path) -> dict[str, Any]:
@@ -197,9 +203,12 @@ def read_result(run: Path) -> dict[str, Any]:
     records: list[tuple[Any, Mapping[str, Any]]] = [
         (result, _RESULT | (_OF_SEVERAL if "how" in result else _OF_ONE))
     ]
-    records += [(result[part], _FIGURES) for part in ("test", "validation") if part in result]
-    records += [(result.get("data"), {"name": str})]
-    records += [(result, {INCOMPLETE: Mapping[str, str]})] if INCOMPLETE in result else []
+    records += [(result.get("data"), _DATA)]
+    for part in result.keys() & {"test", "validation"}:
+        records += [(result[part], _FIGURES), (result, {} if "how" in result else {"independent_nll": float})]
+        records += [] if _is_exact(result[part]) else [(result[part], {"samples": int})]
+    of_some: dict[str, Any] = {INCOMPLETE: Mapping[str, str], "warning": str}
+    records += [(result, {key: kind}) for key, kind in of_some.items() if key in result]
     for record, kinds in records:
         for key, kind in kinds.items():
             try:
@@ -313,7 +322,7 @@ def open_run(run: Path, *, device: str = "cpu", classes: Mapping[str, type[nn.Mo
     config = read_config_file(run)
     path = run / "config.json"
     options = options_of_config(config, path)
-    if not has_tensors(run, "weights") and (run / "checkpoints").exists():
+    if not has_tensors(run, "weights") and os.path.exists(run / "checkpoints"):
         raise CheckpointError(
             f"the run in {run} is not finished; continue it with: xorflow train --out {run} --resume"
         )

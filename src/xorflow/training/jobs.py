@@ -55,7 +55,7 @@ class Job:
 
     @property
     def begun(self) -> bool:
-        return (self.out / "config.json").exists()
+        return os.path.exists(self.out / "config.json")
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _made_in_processes(jobs: Iterable[Job], workers: int, processes: _Processes)
     while waiting or processes:
         while waiting and len(processes) < workers:
             job = waiting.pop()
-            if (job.out / "result.json").exists():
+            if os.path.exists(job.out / "result.json"):
                 yield Outcome(job, *_attempted(make_run, job))
             else:
                 _begin(job, threads, processes)

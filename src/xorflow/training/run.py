@@ -281,7 +281,7 @@ def _initialise(options: Options, flow: Trainable, dataset: Dataset) -> None:
         init_from_data(flow, dataset.train, posteriors=options.init == "data")
     if options.init not in INITS:
         run = Path(options.init)
-        if not run.is_dir():
+        if not os.path.isdir(run):
             raise ConfigError(f"init names the folder of a finished run, and there is no folder {run}")
         before, what = open_run(run).latent, f"the run in {run}"
         if not isinstance(flow, LatentFlow):
