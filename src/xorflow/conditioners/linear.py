@@ -116,7 +116,7 @@ class _MaskedProduct(Function):
         kernel = not plain and devices.usable(g) and g.dtype == torch.float32
         if not plain and ctx.bands is not None:
             g_x = torch.zeros_like(x) if of_x else None
-            g_weight = torch.zeros_like(weight) if of_weight else None
+            g_weight = torch.empty_like(weight) if of_weight else None
             _add_by_bands(g, x, weight, mask, ctx.bands, g_x, g_weight)
         else:
             g_x, g_weight = g @ weight if of_x else None, g.t() @ x if of_weight else None
@@ -140,7 +140,7 @@ def _add_by_bands(
     g_x: Tensor | None,
     g_weight: Tensor | None,
 ) -> None:
-    """The gradients of x and of the weight, those that are wanted, in tensors that are zero."""
+    """The gradients of x, in a tensor of zeros, and of the weight, in one of anything: those that are wanted."""
     for band in bands:
         rows = slice(band.first, band.last)
         if g_x is not None:
@@ -148,6 +148,7 @@ def _add_by_bands(
         if g_weight is not None:
             torch.mm(g[:, rows].t(), x[:, : band.seen], out=g_weight[rows, : band.seen])
             g_weight[rows, band.full : band.seen].mul_(mask[rows, band.full : band.seen])
+            g_weight[rows, band.seen :].zero_()
 
 
 class Masked(nn.Module):

@@ -79,7 +79,8 @@ class _LogMixture(Function):
         g_logits = g_far - g * logits.abs().neg_().sigmoid_()
         g_logits = g_logits * positive(logits).mul_(-2).add_(1)
         g_near = g - g_far
-        gradients = (g_logits, torch.lerp(g_near, g_far, at_high), torch.lerp(g_far, g_near, at_high))
+        g_low = torch.lerp(g_near, g_far, at_high)
+        gradients = (g_logits, g_low, g - g_low)
         return *(each.sum_to_size(shape) for each, shape in zip(gradients, ctx.shapes, strict=True)), None
 
 
