@@ -23,7 +23,7 @@ from xorflow import (
     ModularAffine,
     Recurrent,
 )
-from xorflow.conditioners import BoostedTrees, Boosting, Conditioner
+from xorflow.conditioners import BoostedTrees, Boosting, Conditioner, Stacked
 
 Categories = int | Sequence[int]
 CHAIN = {"previous": "up to", "own": "before"}
@@ -76,6 +76,17 @@ def recurrent(features: int, order: str | Sequence[int] = "natural", **options) 
 
 def trees(features: int, order: str | Sequence[int] = "natural", **options) -> Layer:
     return Layer(_fitted(BoostedTrees(features, order=order, **options)))
+
+
+def stacked(features: int, order: str | Sequence[int] = "natural", ordered=(), **options) -> Layer:
+    """Trees and networks, and at each feature other weights."""
+    nets: list[Conditioner] = [MADE(features, (hidden,), order=order, **options) for hidden in (8, 6)]
+    if not options.get("context"):
+        nets[0] = trees(features, order, ordered=ordered, **options).conditioner
+    net = Stacked(nets)
+    with torch.no_grad():
+        net.log_weights.uniform_(-0.4, 0.1)
+    return Layer(net)
 
 
 def _fitted(net: BoostedTrees) -> BoostedTrees:
@@ -225,6 +236,10 @@ MEMBERS: dict[str, Callable[[], LatentFlow]] = {
     "trees D4": lambda: flow(trees(4, "random:1"), learned=True),
     "trees K 3, 2, 4": lambda: flow(trees(3, (2, 0, 1), categories=(3, 2, 4), ordered=(2,)), learned=True),
     "trees D3 depth 2": lambda: flow(trees(3), made(3, "reversed")),
+    # logits of several networks
+    "stacked D4": lambda: flow(stacked(4, "random:1"), learned=True),
+    "stacked K 3, 2, 4": lambda: flow(stacked(3, (2, 0, 1), categories=(3, 2, 4), ordered=(2,))),
+    "stacked D3 depth 2, context": lambda: flow(stacked(3, context=1), made(3, "reversed", context=1)),
     # one probability a feature
     "tied D3": lambda: tied(made(3, "reversed"), learned=True),
     "tied K3": lambda: tied(made(2, categories=3), learned=True),

@@ -27,6 +27,7 @@ NETWORKS = [
     Coupling(6, (4,), mask="checkerboard", shape=(2, 3), flip=True),
     CausalTransformer(6, width=8, depth=1, heads=2, shape=(2, 3), order="columns", skipped=(1,), rotary=True),
     Recurrent(6, width=4, depth=2, cell="lstm", dropout=0.5, reach=0),
+    zoo.stacked(3, "reversed", categories=(3, 2, 4)).conditioner,
     zoo.trees(3, "reversed", categories=(3, 2, 4), ordered=(2,)).conditioner,
 ]
 

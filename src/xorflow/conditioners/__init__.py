@@ -9,6 +9,7 @@ from xorflow.conditioners.mlp import MLP, Coupling, Diagonal
 from xorflow.conditioners.orderings import coupling_mask, ranks, resolve_order
 from xorflow.conditioners.recurrent import Recurrent
 from xorflow.conditioners.sequence import SequenceConditioner
+from xorflow.conditioners.stacked import Stacked
 from xorflow.conditioners.transformer import CausalTransformer
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Recurrent",
     "SequenceConditioner",
     "Source",
+    "Stacked",
     "coupling_mask",
     "ranks",
     "resolve_order",

@@ -33,6 +33,7 @@ from xorflow.conditioners import (
     Diagonal,
     Recurrent,
     SequenceConditioner,
+    Stacked,
 )
 from xorflow.conditioners.orderings import Order
 from xorflow.errors import CheckpointError, ConfigError, ModelError
@@ -532,7 +533,7 @@ ESTIMATORS = Registry(
 PARTS: dict[str, type[nn.Module]] = {
     **{"flow": LatentFlow, "mixture": Mixture, "layer": Layer, "base": FactorisedBase},
     **_NETWORKS,
-    **{"mlp": MLP, "diagonal": Diagonal, "trees": BoostedTrees},
+    **{"mlp": MLP, "diagonal": Diagonal, "trees": BoostedTrees, "stacked": Stacked},
     **_TRANSFORMS,
     "xor": Xor,
 }
