@@ -53,7 +53,7 @@ def _train(jobs: Sequence[Job], out: Path, workers: int, again: str) -> None:
         line = Text.assemble(("error: ", "bold red"), in_one_line(f"{row['folder']}: {row['error']}"))
         Console(stderr=True).print(line, soft_wrap=True, highlight=False)
     if failed:
-        raise typer.Exit(2)
+        raise typer.Exit(1 if any(outcome.fault for outcome in display.outcomes) else 2)
 
 
 def _add_samples(job: Job) -> None:

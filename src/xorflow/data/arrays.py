@@ -5,7 +5,8 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -20,7 +21,7 @@ from xorflow.errors import DataError
 READABLE = (".npy", ".npz", ".csv")
 
 _HEADER = re.compile(
-    r"\{'descr': '([<>|=]?)([a-zA-Z])([0-9]{0,4})', 'fortran_order': (True|False), "
+    r"\{'descr': '([<>|=]?)([biufcmMSUV])([0-9]{0,4})', 'fortran_order': (True|False), "
     r"'shape': \(([0-9]{0,15}(?:, ?[0-9]{1,15}){0,31}),?\),? ?\} *\n?"
 )
 """What numpy, and all others that we know of, write before an array of a plain type."""
@@ -50,58 +51,78 @@ def check_path(path: str | os.PathLike[str]) -> Path:
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a .npy file (one, named 'x') or of a .npz file. Nothing in them is unpickled."""
     try:
-        with path.open("rb") as file:
+        with _reading():
+            file = path.open("rb")
+        with file:
             if not zipfile.is_zipfile(file):
                 file.seek(0)
                 return {"x": _read_array(file, os.fstat(file.fileno()).st_size)}
             return _read_members(file)
-    # of zip files: RuntimeError if they are encrypted, NotImplementedError if of a newer kind
-    except (
-        ValueError,
-        EOFError,
-        OSError,
-        zipfile.BadZipFile,
-        zlib.error,
-        RuntimeError,
-        MemoryError,
-    ) as error:
+    except _Damaged as error:
         raise DataError(
             f"{path} cannot be read as plain arrays ({error}); it is truncated, damaged, or holds Python "
             "objects, which are refused because unpickling can run code; save integers with numpy.save"
         ) from None
 
 
+class _Damaged(Exception):
+    """What a file holds is not what its format says, or cannot be read."""
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Around lines that read, and nothing else: what goes wrong there is the file's fault."""
+    # of zip files: RuntimeError if they are encrypted, NotImplementedError if of a newer kind
+    try:
+        yield
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+        raise _Damaged(str(error)) from None
+
+
+def _read(stream: IO[bytes], count: int) -> bytes:
+    with _reading():
+        return stream.read(count)
+
+
 def _read_members(file: IO[bytes]) -> dict[str, np.ndarray]:
     arrays = {}
-    with zipfile.ZipFile(file) as archive:
-        for member in archive.infolist():
-            if member.file_size > _DEFLATED * member.compress_size:
-                raise ValueError(f"{member.filename!r} says that it has {member.file_size:,} bytes")
-            with archive.open(member) as stream:
-                arrays[member.filename.removesuffix(".npy")] = _read_array(stream, member.file_size)
-                if stream.read(1):  # the end, where the checksum is compared
-                    raise ValueError(f"{member.filename!r} is longer than it says")
+    with _reading():
+        archive = zipfile.ZipFile(file)
+    for member in archive.infolist():
+        if member.file_size > _DEFLATED * member.compress_size:
+            raise _Damaged(f"{member.filename!r} says that it has {member.file_size:,} bytes")
+        with _reading():
+            stream = archive.open(member)
+        arrays[member.filename.removesuffix(".npy")] = _read_array(stream, member.file_size)
+        if _read(stream, 1):  # the end, where the checksum is compared
+            raise _Damaged(f"{member.filename!r} is longer than it says")
     return arrays
 
 
 def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
     """The array in a .npy file of so many bytes, whose header is checked before anything of its size is made."""
-    start = stream.read(8)
+    start = _read(stream, 8)
     if start[:6] != b"\x93NUMPY" or start[6:7] not in (b"\1", b"\2", b"\3"):
-        raise ValueError(f"it begins with {start!r}, which is no array")
+        raise _Damaged(f"it begins with {start!r}, which is no array")
     width = 2 if start[6] == 1 else 4
-    length = int.from_bytes(stream.read(width), "little")
-    header = stream.read(min(length, 10_000)).decode("latin-1")
+    length = int.from_bytes(_read(stream, width), "little")
+    header = _read(stream, min(length, 10_000)).decode("latin-1")
     match = _HEADER.fullmatch(header)
-    if match is None or match[2] == "O":
-        raise ValueError(f"its header is {header[:200]!r}")
+    if match is None:
+        raise _Damaged(f"its header is {header[:200]!r}")
     dtype = _type(match[1], match[2], match[3])
     shape = tuple(int(number) for number in match[5].split(",") if number.strip())
     came = size - 8 - width - length
-    if math.prod(shape) * dtype.itemsize != came:
-        raise ValueError(f"an array {shape} of {dtype} does not have {came:,} bytes")
-    content = np.empty(came, np.uint8)
-    stream.readinto(content)  # pyright: ignore[reportAttributeAccessIssue]
+    if math.prod(shape) * dtype.itemsize != came or dtype.itemsize == 0:
+        raise _Damaged(f"an array {shape} of {dtype} does not have {came:,} bytes")
+    try:
+        content = np.empty(came, np.uint8)
+    except MemoryError:
+        raise _Damaged(f"its {came:,} bytes do not fit into memory") from None
+    with _reading():
+        read = stream.readinto(content)  # pyright: ignore[reportAttributeAccessIssue]
+    if read != came:
+        raise _Damaged(f"it says that it has {came:,} bytes, and has {read:,}")
     return content.view(dtype).reshape(shape, order="F" if match[4] == "True" else "C")
 
 
@@ -109,7 +130,7 @@ def _type(order: str, kind: str, width: str) -> np.dtype:
     try:
         return np.dtype(f"{order}{kind}{width}")
     except TypeError as error:
-        raise ValueError(str(error)) from None
+        raise _Damaged(str(error)) from None
 
 
 def single_array(arrays: dict[str, np.ndarray], path: Path) -> np.ndarray:

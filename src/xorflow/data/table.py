@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from xorflow._files import read_bytes
 from xorflow.data.checks import narrow, validate
 from xorflow.errors import DataError
 
@@ -48,16 +50,17 @@ class Table:
 def read_table(path: Path) -> Table:
     """The cells of a CSV file: comma-separated, UTF-8, quoted as usual; outer blanks of cells are dropped."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return tabulate(_rows(path, file), path)
+        text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(
             f"a .csv file must be UTF-8 text: {path}, byte {error.start} is not; save it as UTF-8"
         ) from None
-    except csv.Error as error:
-        raise DataError(f"{path} is no valid CSV ({error}); it may be truncated within quotes") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        return tabulate(_rows(path, io.StringIO(text, newline="")), path)
+    except csv.Error as error:
+        raise DataError(f"{path} is no valid CSV ({error}); it may be truncated within quotes") from None
 
 
 def tabulate(rows: Iterable[tuple[int, Sequence[str]]], path: Path | None = None) -> Table:

@@ -60,11 +60,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job: its result, or why there is none."""
+    """What became of a job: its result, or why there is none, and whether that is a fault of xorflow itself."""
 
     job: Job
     result: dict[str, Any] | None
     error: str | None
+    fault: bool = False
 
 
 class JobObserver(Protocol):
@@ -112,8 +113,8 @@ def run_jobs(
         try:
             for outcome in made:
                 if finish is not None and outcome.error is None:
-                    _, error = _attempted(finish, outcome.job)
-                    outcome = Outcome(outcome.job, None if error else outcome.result, error)
+                    _, error, fault = _attempted(finish, outcome.job)
+                    outcome = Outcome(outcome.job, None if error else outcome.result, error, fault)
                 outcomes[outcome.job.out] = outcome
                 if observer is not None:
                     observer.on_outcome(outcome)
@@ -135,17 +136,17 @@ def make_run(job: Job, dataset: Dataset | None = None) -> dict[str, Any]:
     return finished_result(job.out) if trainer is None else finish_run(trainer)
 
 
-def _attempted(make: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None]:
-    """What a call returns, or else, in one line, why it failed."""
+def _attempted(make: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None, bool]:
+    """What a call returns, or else, in one line, why it failed, and whether by a fault of ours."""
     try:
-        return make(*arguments), None
+        return make(*arguments), None, False
     except Interrupted:
         raise
     except UserError as error:
-        return None, in_one_line(str(error))
+        return None, in_one_line(str(error)), False
     except Exception as error:  # a bug in one run must not take the others with it; nor is it hidden
         logging.getLogger("xorflow").exception("a fault of xorflow itself:")
-        return None, in_one_line(f"{type(error).__name__}: {error}")
+        return None, in_one_line(f"{type(error).__name__}: {error}"), True
 
 
 def _data_options(options: Options) -> Options:
@@ -201,15 +202,15 @@ def _begin(job: Job, threads: int, processes: _Processes) -> None:
 def _received(job: Job, process: SpawnProcess, receiver: Any) -> Outcome:
     """What a process sent, or else how it ended."""
     try:
-        result, error = receiver.recv()
+        result, error, fault = receiver.recv()
     except (EOFError, OSError):  # of what was sent in part, too
         process.join()
         code = process.exitcode or 0
         how = "ended with code" if code > 0 else "was ended by signal"
         how = _ENDINGS.get(code, f"{how} {abs(code)}")
-        result, error = None, f"its process {how}; continue it with --resume"
+        result, error, fault = None, f"its process {how}; continue it with --resume", False
     process.join()
-    return Outcome(job, result, error)
+    return Outcome(job, result, error, fault)
 
 
 def _stop(processes: Sequence[SpawnProcess]) -> None:

@@ -416,13 +416,13 @@ class Trainer:
             tensor.copy_(kept[f"average.{name}"])
         self.module.load_state_dict({name: kept[name] for name in self.module.state_dict()})
         self._dropout_state = kept.get("random.dropout")
-        try:
-            for name in self._random_states():  # the last one is its own
+        for name in self._random_states():  # the last one is its own
+            try:
                 self.generator.set_state(kept[name])
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"the checkpoint in {self.run_folder} is damaged: {error}; train again"
-            ) from None
+            except RuntimeError as error:
+                raise CheckpointError(
+                    f"the checkpoint in {self.run_folder} is damaged: {error}; train again"
+                ) from None
         self.best = {name: tensor.to(self.device) for name, tensor in best.items()} or None
         self.progress = snapshot.progress
         self.bound_sum.fill_(self.progress.bound_sum)
