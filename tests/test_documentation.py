@@ -195,3 +195,16 @@ def test_every_field_of_a_result_is_explained() -> None:
 def test_the_checked_content_of_mnist_is_that_of_the_page() -> None:
     page = (ROOT / "docs/data.md").read_text(encoding="utf-8")
     assert dict(re.findall(r"^\| `([\w-]+-ubyte)` \| `(\w{64})` \|$", page, flags=re.MULTILINE)) == SHA256
+
+
+def test_every_promise_names_its_test_and_the_tests_exist() -> None:
+    page = (ROOT / "docs/promises.md").read_text(encoding="utf-8")
+    promises = re.split(r"\n- \*\*", page)[1:]
+    assert len(promises) >= 15
+    for promise in promises:
+        own = promise.split("\n\n")[0]
+        assert "`tests/" in own, f"no test is named: {own[:80]}"
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page):
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), (
+            f"{path}::{name}"
+        )

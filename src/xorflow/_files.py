@@ -122,7 +122,12 @@ def require_plain(path: Path) -> os.stat_result:
 
 def inside(folder: Path, name: object) -> Path:
     """The path of what a file in `folder` names there; a name that leads out of the folder is refused."""
-    if not isinstance(name, str) or name in ("", ".", "..") or any(c in name for c in "/\\:\0"):
+    if (
+        not isinstance(name, str)
+        or not name.isprintable()
+        or name in ("", ".", "..")
+        or any(c in name for c in "/\\:")
+    ):
         raise CheckpointError(
             f"files of a run are named without folders, and one in {folder} is named {name!r}; restore it"
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import itertools
+import multiprocessing
 import os
 import random
 import resource
@@ -13,9 +14,11 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -79,21 +82,19 @@ def _arguments() -> argparse.Namespace:
 
 
 def _fuzz(world: World, names: list[str], numbers: Iterable[int], minutes: float, seed: int) -> Found:
-    """One case of each door after the other, until the time is over; then how many there were, by door."""
+    """One case of each door after the other, until the time is over; then how many there were, by door.
+
+    They run in a process of their own, which a case may bring down.
+    """
     tried: Counter[str] = Counter()
     found: Found = Counter()
-    before = _made(world)
-    end = time.monotonic() + 60 * minutes
-    for number, name in ((number, name) for number in numbers for name in names):
-        if time.monotonic() > end:
-            break
-        tried[name] += 1
-        _tried(
-            name,
-            number,
-            found,
-            lambda name=name, number=number: run_case(world, DOORS[name], name, number, seed),
-        )
+    before, end = _made(world), time.monotonic() + 60 * minutes
+    cases = ((name, number) for number in numbers for name in names)
+    while time.monotonic() < end and (child := _Child(world, cases, seed, end)).has_begun:
+        for name, number, broken in child.results():
+            tried[name] += 1
+            if broken is not None:
+                _tell(name, number, broken, found)
     changed = [name for name, digest in _made(world).items() if before.get(name) != digest]
     if changed:
         found["all", f"data or runs outside of the cases changed: {changed[:5]}"] += 1
@@ -104,6 +105,45 @@ def _fuzz(world: World, names: list[str], numbers: Iterable[int], minutes: float
     for (door, what), count in found.most_common():
         print(f"  {count:5,} x {door}: {what}")
     return found
+
+
+class _Child:
+    """A process that runs cases, one after the other, until it is told of no more, or one of them brings it down."""
+
+    def __init__(self, world: World, cases: Iterator[tuple[str, int]], seed: int, end: float) -> None:
+        context = multiprocessing.get_context("fork")
+        self._pipe, other = context.Pipe()
+        self._cases, self._end = cases, end
+        self._process = context.Process(target=_run_cases, args=(world, other, seed), daemon=True)
+        self._process.start()
+        other.close()
+        self._case = next(cases, None)
+        self.has_begun = self._case is not None
+
+    def results(self) -> Iterator[tuple[str, int, Broken | None]]:
+        while self._case is not None and time.monotonic() < self._end:
+            self._pipe.send(self._case)
+            try:
+                broken = self._pipe.recv()
+            except EOFError:
+                self._process.join()
+                code = self._process.exitcode
+                yield *self._case, Broken("crash", f"the process ended with {code}", f"with {code}")
+                return
+            yield *self._case, broken
+            self._case = next(self._cases, None)
+        self._pipe.close()
+
+
+def _run_cases(world: World, pipe: Connection, seed: int) -> None:
+    while True:
+        try:
+            name, number = pipe.recv()
+        except EOFError:
+            return
+        faulthandler.dump_traceback_later(STUCK, exit=True)
+        pipe.send(_broken(lambda name=name, number=number: run_case(world, DOORS[name], name, number, seed)))
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _made(world: World) -> dict[str, str]:
@@ -132,18 +172,34 @@ def _kill(world: World, count: int, seed: int) -> Found:
 
 
 def _tried(name: str, number: int, found: Found, case: Callable[[], object]) -> None:
-    """Run a case; if it breaks the rule, say so, and how to repeat it."""
-    faulthandler.dump_traceback_later(STUCK, exit=True)
+    """Run a case; if it breaks the rule, say so."""
+    broken = _broken(case)
+    if broken is not None:
+        _tell(name, number, broken, found)
+
+
+def _broken(case: Callable[[], object]) -> Broken | None:
+    """How a case broke the rule, if it did; an error of any kind that it did not expect is one."""
     try:
         case()
-    except (Broken, AssertionError) as broken:
-        kind, place = getattr(broken, "kind", "wrong"), getattr(broken, "place", "")
-        found[name, f"{kind} {place}".strip()] += 1
-        if found[name, f"{kind} {place}".strip()] <= 3:
-            notes = "".join(f"\n    {note}" for note in getattr(broken, "__notes__", []))
-            print(f"--door {name!r} --case {number}: {broken}{notes}", flush=True)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    except Broken as broken:
+        return broken
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return Broken(
+            "unexpected",
+            f"{type(error).__name__}: {str(error)[:500]}",
+            f"{Path(last.filename).name}:{last.lineno}",
+        )
+    return None
+
+
+def _tell(name: str, number: int, broken: Broken, found: Found) -> None:
+    """Count what broke the rule, and say how to repeat the first ones of their kind."""
+    key = (name, f"{broken.kind} {broken.place}".strip())
+    found[key] += 1
+    if found[key] <= 3:
+        print(f"--door {name!r} --case {number}: {broken}", flush=True)
 
 
 if __name__ == "__main__":

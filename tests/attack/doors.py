@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attack import data_files, options, python_edge, run_folders
+from attack import data_files, options, python_edge, run_folders, tables
 from attack.rule import Door
 
 DOORS: dict[str, Door] = {
@@ -13,6 +13,10 @@ DOORS: dict[str, Door] = {
     "npz": data_files.npz_damaged,
     "npz, whole": data_files.npz_whole,
     "paths of data": data_files.paths,
+    "tables": tables.damaged,
+    "tables, whole": tables.whole,
+    "schemas": tables.schema_json,
+    "schema files": tables.schema_file,
     "TOML": options.toml,
     "config.json": options.config_json,
     "options of train": options.train,

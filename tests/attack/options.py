@@ -188,6 +188,9 @@ def readers(case: Case) -> None:
     (case.folder / "mine.csv").write_text("mine", encoding="utf-8")
     outs = ("new.csv", "new.npy", "new.png", "samples.csv", "samples.npy", "samples.png", "out")
     outs += ("mine.csv",) if "--force" in words else ()
+    outs += tuple(
+        text for text in TEXTS if text[:1] not in ("/", ".", "-", "")
+    )  # a file of any name may be asked for
     outcome = case.command(*words, writes=outs, stop_after=5)
     if outcome.code == 0 and command == "score" and outcome.out.startswith("{"):
         require_finite_scores(outcome.json())

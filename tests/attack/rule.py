@@ -40,8 +40,12 @@ class Broken(AssertionError):
     """A case that broke the rule: in which way, and where."""
 
     def __init__(self, kind: str, what: str, place: str = "") -> None:
-        super().__init__(f"{kind}: {what}")
+        super().__init__(kind, what, place)
         self.kind, self.what, self.place = kind, what, place
+        self.notes: list[str] = []
+
+    def __str__(self) -> str:
+        return "\n    ".join([f"{self.kind}: {self.what}", *self.notes])
 
 
 class Hang(BaseException):
@@ -271,8 +275,7 @@ def run_case(world: World, door: Door, name: str, number: int, seed: int) -> Cas
     try:
         door(case)
     except Broken as broken:
-        for note in case.notes:
-            broken.add_note(note)
+        broken.notes += case.notes
         raise
     finally:
         with suppress(OSError):

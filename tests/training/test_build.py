@@ -355,6 +355,12 @@ def test_a_model_larger_than_its_weights_is_refused_before_it_is_built(spec: Any
         model_for(spec, tiny_flow().state_dict())
 
 
+@pytest.mark.parametrize("value", [2**63, 10**30])
+def test_a_model_without_weights_has_no_numbers_that_none_has(value: int) -> None:
+    with pytest.raises(CheckpointError, match="it has a number above 2,147,483,648"):
+        flow_from_spec(_with_network(categories=[3, 3, 3, value, 3, 3]))
+
+
 def test_many_small_parts_are_as_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_ALWAYS", 2**20)
     spec = flow_to_spec(tiny_flow())

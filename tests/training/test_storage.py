@@ -173,7 +173,9 @@ def test_a_damaged_index_is_refused(tmp_path: Path, changes: dict[str, object]) 
         load_tensors(tmp_path, "weights")
 
 
-@pytest.mark.parametrize("name", ["/etc/hostname", "../weights.safetensors", "..", "", "a/b", "a\0b"])
+@pytest.mark.parametrize(
+    "name", ["/etc/hostname", "../weights.safetensors", "..", "", "a/b", "a\0b", "a\ud800"]
+)
 def test_files_of_weights_lie_in_the_folder(tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
     save_tensors(run, "weights", {"a": torch.ones(2)})

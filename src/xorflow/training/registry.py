@@ -320,7 +320,7 @@ def flow_from_spec(spec: Call, classes: Makers | None = None, *, weights: float 
     """
     try:
         with _AtMost(_ALWAYS + _EACH * weights):
-            flow = _Reader(classes or {}, max(weights, 2**16)).read(spec)
+            flow = _Reader(classes or {}, min(max(weights, 2**16), _MOST)).read(spec)
     except (ModelError, RecursionError) as error:
         raise CheckpointError(f"the model in this configuration is illegal: {error}") from error
     if not isinstance(flow, Trainable):
@@ -349,7 +349,7 @@ class _Reader:
 
     def read(self, value: Any) -> Any:
         if isinstance(value, int) and abs(value) > self._most:
-            raise _too_large()
+            raise _too_large() if self._most < _MOST else _unreadable(f"it has a number above {_MOST:,}")
         if isinstance(value, list):
             return [self.read(item) for item in value]
         if not isinstance(value, dict):

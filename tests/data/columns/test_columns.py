@@ -4,6 +4,7 @@ import datetime
 import json
 import math
 from collections import Counter
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +50,9 @@ def _examples() -> dict[str, tuple[str, pa.Array, int]]:
         "huge": ("number", pa.array([-1.7e308, 1.7e308, 0.0, 1.0, *normal]), 0),
         "tiny": ("number", pa.array([5e-324, 1e-323, 0.0, 2e-323] * 4), 0),
         "with infinity": ("number", pa.array([math.inf, *normal, None]), 0),
+        "decimals": ("number", pa.array(map(Decimal, [*range(300), *range(100)]), pa.decimal128(6, 2)), 0),
+        "decimals as categories": ("category", pa.array([Decimal(1), Decimal(2), None] * 5, pa.decimal128(20, 3)), 0),
+        "dictionary of times": ("category", pa.array(times[:5] * 2, pa.timestamp("us", "UTC")).dictionary_encode(), 0),
         "days": ("moment", pa.array(days), 0),
         "times": ("moment", pa.array(times, pa.timestamp("us", "UTC")), 0),
         "hours": ("moment", pa.array([datetime.time(hour % 24) for hour in range(5, 60)]), 0),
@@ -272,3 +276,25 @@ def test_columns_need_rows_and_numbers() -> None:
         Category.fit("x", pa.chunked_array([pa.array(range(70_000))]))
     assert Integer.fit("x", pa.chunked_array([pa.array(range(70_000))]), rare=5).categories == 2
     assert Constant.fit("x", pa.chunked_array([pa.nulls(3, pa.string())])).categories == 2
+
+
+def test_minus_zero_is_zero() -> None:
+    column = Integer.fit("n", pa.array([-0.0, 0.0, 1.0] * 3))
+    assert column.values == (0.0, 1.0)
+    assert len(set(column.encode(pa.array([-0.0, 0.0])))) == 1
+
+
+def test_states_of_one_byte_are_decoded_to_more_rare_values_than_a_byte_counts() -> None:
+    common, rare = [f"common {n}" for n in range(100)] * 3, [f"rare {n}" for n in range(300)]
+    column = Category.fit("word", pa.array(common + rare), rare=2)
+    states = np.full(900, len(column.values), np.uint8)
+    drawn = column.decode(states, np.linspace(0, 1, 900, endpoint=False)).to_pylist()
+    assert set(drawn) == set(rare)
+
+
+@pytest.mark.parametrize(
+    "text", ["decimal128(0, 0)", "decimal128(99, 2)", "decimal999(5, 2)", "dictionary[int8, list[x]]"]
+)
+def test_types_that_no_column_has_are_refused(text: str) -> None:
+    with pytest.raises(DataError, match="a column has an Arrow type"):
+        column_from_json(_fitted("words")[0].to_json() | {"type": text})

@@ -132,7 +132,7 @@ class Discrete(Column):
         return np.where(places == len(self._known), self.unseen, codes)
 
     def _decode(self, codes: np.ndarray, uniforms: np.ndarray) -> pa.Array:
-        places = np.array(codes)
+        places = np.array(codes, np.int64)
         if self.rare:
             merged = places == len(self.values)
             drawn = self._rare_shares.cumsum()[:-1].searchsorted(uniforms[merged], side="right")

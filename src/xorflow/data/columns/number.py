@@ -187,7 +187,7 @@ class Number(Column):
 
     @classmethod
     def _takes(cls, kind: pa.DataType) -> bool:
-        return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
     @classmethod
     def _more(cls, data: Any) -> dict[str, Any]:

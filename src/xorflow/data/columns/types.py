@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,8 @@ _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """How many ticks a second has."""
 
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([\w/+:-]{1,40}))?\]")
-_DICTIONARY = re.compile(r"dictionary\[(u?int(?:8|16|32|64)), (\w+)\]")
+_DECIMAL = re.compile(r"(decimal(?:32|64|128|256))\((\d{1,2}), (-?\d{1,2})\)")
+_DICTIONARY = re.compile(r"dictionary\[(u?int(?:8|16|32|64)), ([^\[]+(?:\[[^\[]+\])?)\]")
 _ALIASES = (
     "null", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "halffloat", "float", "double",
     "string", "large_string", "string_view", "date32[day]", "date64[ms]", "time32[s]", "time32[ms]", "time64[us]", "time64[ns]",
@@ -36,7 +38,10 @@ def type_of_text(text: Any) -> pa.DataType:
             return pa.string_view() if text == "string_view" else pa.type_for_alias(text)
         if match := _TIMESTAMP.fullmatch(text):
             return pa.timestamp(match[1], match[2])
-        if (match := _DICTIONARY.fullmatch(text)) and match[2] in _ALIASES:
+        if match := _DECIMAL.fullmatch(text):
+            with suppress(AttributeError, ValueError):  # of a newer pyarrow; of so many digits that none has
+                return getattr(pa, match[1])(int(match[2]), int(match[3]))
+        elif match := _DICTIONARY.fullmatch(text):
             return pa.dictionary(pa.type_for_alias(match[1]), type_of_text(match[2]))
     raise DataError(f"a column has an Arrow type such as 'string' or 'timestamp[us]', got {text!r}")
 
@@ -60,7 +65,7 @@ def plain(values: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
         if pa.types.is_integer(kind):
             return array.cast(pa.int64())
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-            array = array.cast(pa.float64(), safe=False)
+            array = pc.call_function("add", [array.cast(pa.float64(), safe=False), 0.0])  # -0.0 is 0.0
             return pc.call_function("if_else", [array.is_nan(), None, array])
         if pa.types.is_date32(kind) or pa.types.is_time32(kind):
             return array.cast(pa.int32()).cast(pa.int64())
