@@ -1,0 +1,378 @@
+"""Densities and outliers of tables by scikit-learn's conventions; needs the extra `xorflow[sklearn]`."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from xorflow.bases import FactorisedBase
+from xorflow.conditioners import MADE
+from xorflow.data import Dataset, Split
+from xorflow.data.checks import narrow
+from xorflow.data.columns.types import is_text
+from xorflow.data.files import shuffled
+from xorflow.data.kinds import kind_of
+from xorflow.data.schema import Schema
+from xorflow.data.schema_file import Wish, read_wishes
+from xorflow.errors import ConfigError, DataError
+from xorflow.flows import LatentFlow, Layer, Mixture
+from xorflow.table_model import TableModel
+from xorflow.training import fit
+
+try:
+    from sklearn.base import BaseEstimator, OutlierMixin
+    from sklearn.utils import Tags, check_random_state
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError:
+    raise ConfigError(
+        "xorflow.sklearn needs scikit-learn 1.6 or later: pip install 'xorflow[sklearn]'"
+    ) from None
+
+
+class FlowDensity(BaseEstimator):
+    """The density of a table's rows: log p of each, exact, and new rows like them.
+
+    Rows come as a frame of pandas or polars, an Arrow table or an array; columns hold numbers, dates, booleans or text, and may
+    have gaps. log p is a mass for values that recur, and otherwise a density per unit of the column: see `measures_`. A cell
+    that no training row has is scored as "something else" and is never an error.
+
+    Args:
+        hidden: the widths of the network's hidden layers.
+        orderings: how many orderings of the columns are mixed, each with a network of its own.
+        epochs: passes over the training rows, at most.
+        batch_size: rows a step.
+        lr: the highest learning rate.
+        weight_decay: of the networks' matrices.
+        validation: the share of rows that choose the best epoch; 0: none.
+        patience: how many epochs without better weights end the training.
+        rare: values that occur in fewer rows share a state.
+        columns: kinds of columns, by name, that are not to be found out, such as {"year": "category"}.
+        random_state: of the split, the weights and the batches; None is 0.
+        device: where to train and score.
+
+    Attributes:
+        table_model_: the `TableModel`.
+        measures_: what log p of each column is the logarithm of.
+        n_features_in_: how many columns there are.
+        feature_names_in_: their names, if they are texts.
+
+    >>> import numpy as np
+    >>> rows = np.random.default_rng(0).integers(0, 3, (60, 2))
+    >>> FlowDensity(epochs=2).fit(rows).score_samples(rows[:4]).shape
+    (4,)
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden: Sequence[int] = (64,),
+        orderings: int = 1,
+        epochs: int = 50,
+        batch_size: int = 64,
+        lr: float = 0.01,
+        weight_decay: float = 0.1,
+        validation: float = 0.1,
+        patience: int = 10,
+        rare: int = 0,
+        columns: Mapping[str, str] | None = None,
+        random_state: Any = None,
+        device: str = "cpu",
+    ) -> None:
+        self.hidden = hidden
+        self.orderings = orderings
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.validation = validation
+        self.patience = patience
+        self.rare = rare
+        self.columns = columns
+        self.random_state = random_state
+        self.device = device
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.string = True
+        tags.input_tags.categorical = True
+        return tags
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Learn the columns and their joint density from rows; `y` is ignored."""
+        del y
+        table = self._rows(X, reset=True)
+        self._learn(table, self._split(len(table), {"validation": self.validation}))
+        return self
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """log p of each row, in nats."""
+        check_is_fitted(self)
+        return self.table_model_.log_prob(self._rows(X))
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """The mean of log p over rows."""
+        del y
+        return float(self.score_samples(X).mean())
+
+    def sample(self, n_samples: int = 1, random_state: Any = None) -> Any:
+        """New rows, of the kind that `fit` was given: a frame of pandas or polars, an Arrow table, or an array."""
+        check_is_fitted(self)
+        table = self.table_model_.sample(n_samples, _seed(random_state))
+        if self.container_ == "array":
+            columns = [column.to_numpy() for column in table.columns]
+            return np.stack(columns, 1)
+        if self.container_ == "pandas":
+            return table.to_pandas()
+        if self.container_ == "polars":
+            import polars  # pyright: ignore[reportMissingImports]
+
+            return polars.from_arrow(table)
+        return table
+
+    # ---- rows ----
+
+    def _rows(self, X: Any, reset: bool = False) -> pa.Table:
+        """Rows as a table; scikit-learn's checks of names and number of columns apply."""
+        framed = hasattr(X, "__arrow_c_stream__")
+        if framed:
+            names = self._check_frame(X, reset)
+            columns = _columns_of_frame(X, names)
+        else:
+            X = validate_data(self, X, reset=reset, dtype=None, ensure_all_finite=False)
+            names = [f"x{d}" for d in range(X.shape[1])]
+            columns = [_cells(X[:, d]) for d in range(X.shape[1])]
+        if reset:
+            self.container_ = type(X).__module__.partition(".")[0] if framed else "array"
+            self._names = names
+        else:
+            texts = {
+                column.name: column.type
+                for column in self.table_model_.schema.columns
+                if is_text(column.type)
+            }
+            columns = [
+                _as_text(cells) if name in texts and not is_text(cells.type) else cells
+                for name, cells in zip(self._names, columns, strict=True)
+            ]
+        if not len(X):
+            raise DataError("Found a frame with 0 sample(s) while a minimum of 1 is required.")
+        return pa.table(columns, names=self._names)
+
+    def _check_frame(self, X: Any, reset: bool) -> list[str]:
+        """The names of a frame's columns, after scikit-learn's checks of them."""
+        names = [*(getattr(X, "column_names", None) or X.columns)]
+        known = [*getattr(self, "feature_names_in_", ())]
+        with warnings.catch_warnings():
+            if not reset and names == known:  # some versions see names of frames of pandas alone, and warn
+                warnings.filterwarnings("ignore", "X does not have valid feature names", UserWarning)
+            validate_data(self, X, reset=reset, skip_check_array=True)
+        if reset and all(isinstance(name, str) for name in names):
+            self.feature_names_in_ = np.array(names, object)
+        return [str(name) for name in names]
+
+    # ---- training ----
+
+    def _split(self, rows: int, shares: Mapping[str, float]) -> dict[str, np.ndarray]:
+        """Which rows do what: some for each share above zero, if there are enough, and the rest trains."""
+        left, split = shuffled(rows, _seed(self.random_state)), {}
+        for name, share in shares.items():
+            if not isinstance(share, numbers.Real) or not 0 <= share < 1:
+                raise ConfigError(f"{name} is a share of rows, at least 0 and below 1; got {share!r}")
+            count = min(max(1, round(share * rows)), len(left) // 2) if share else 0
+            split[name], left = left[:count], left[count:]
+        return split | {"train": left}
+
+    def _learn(self, table: pa.Table, split: Mapping[str, np.ndarray]) -> None:
+        seed = _seed(self.random_state)
+        train = table.take(np.sort(split["train"]))
+        schema = Schema.fit(train, self._wishes(train), rare=self.rare)
+        codes = {"train": schema.shown(schema.encode(train), seed)}
+        if len(split["validation"]):
+            codes["validation"] = schema.encode(table.take(np.sort(split["validation"])))
+        parts = {
+            name: Split(narrow(torch.from_numpy(rows), schema.categories)) for name, rows in codes.items()
+        }
+        data = Dataset("rows", parts["train"], parts.get("validation"), None, schema.categories)
+        model = self._model(schema.categories, seed)
+        fit(
+            model,
+            data,
+            init="data",
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            optimiser="adamw",
+            weight_decay=self.weight_decay,
+            patience=self.patience if "validation" in parts else None,
+            seed=seed,
+            device=self.device,
+        )
+        # in double precision a row's score does not depend on the rows that are scored with it
+        self.table_model_ = TableModel(schema, model.double().eval())
+        self.measures_ = self.table_model_.measures
+
+    def _wishes(self, train: pa.Table) -> dict[str, Wish]:
+        """What `columns` says; a number that looks like an identifier is one of the data all the same."""
+        kinds = {name: kind_of(train[name], name)[0] for name in train.column_names}
+        numbers = {name for name, kind in kinds.items() if kind is None and not is_text(train[name].type)}
+        wishes = {name: {"kind": "number"} for name in numbers}
+        wishes |= {name: {"kind": kind} for name, kind in (self.columns or {}).items()}
+        return read_wishes({"columns": wishes})
+
+    def _model(self, categories: Sequence[int], seed: int) -> LatentFlow | Mixture:
+        if not isinstance(self.orderings, numbers.Integral) or self.orderings < 1:
+            raise ConfigError(f"orderings is how many are mixed, at least 1; got {self.orderings!r}")
+        orders = ["natural", "reversed", *(f"random:{n}" for n in range(self.orderings))][: self.orderings]
+        count = len(categories)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            flows = [
+                LatentFlow(
+                    [Layer(MADE(count, tuple(self.hidden), order=order, categories=categories))],
+                    FactorisedBase(count, categories=categories, p0=0.998, learned=True),
+                )
+                for order in orders
+            ]
+        return flows[0] if len(flows) == 1 else Mixture(flows)
+
+
+class FlowDetector(OutlierMixin, FlowDensity):
+    """Rows that are improbable: outliers by a share of them, and p-values that hold for any model.
+
+    Args:
+        contamination: the share of the rows given to `fit` that count as outliers.
+        calibration: the share of rows that neither train nor choose the best epoch, against which p-values are taken.
+
+    The other arguments are those of `FlowDensity`.
+
+    Attributes:
+        offset_: the log p below which a row is an outlier: `decision_function` is `score_samples` less this.
+        calibration_scores_: log p of the calibration rows, rising.
+    """
+
+    def __init__(
+        self,
+        *,
+        contamination: float = 0.1,
+        calibration: float = 0.2,
+        hidden: Sequence[int] = (64,),
+        orderings: int = 1,
+        epochs: int = 50,
+        batch_size: int = 64,
+        lr: float = 0.01,
+        weight_decay: float = 0.1,
+        validation: float = 0.1,
+        patience: int = 10,
+        rare: int = 0,
+        columns: Mapping[str, str] | None = None,
+        random_state: Any = None,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(
+            hidden=hidden,
+            orderings=orderings,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            weight_decay=weight_decay,
+            validation=validation,
+            patience=patience,
+            rare=rare,
+            columns=columns,
+            random_state=random_state,
+            device=device,
+        )
+        self.contamination = contamination
+        self.calibration = calibration
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Learn the density from some rows, and calibrate p-values by others; `y` is ignored."""
+        del y
+        if not isinstance(self.contamination, numbers.Real) or not 0 < self.contamination <= 0.5:
+            raise ConfigError(
+                f"contamination is a share of rows above 0, at most 0.5; got {self.contamination!r}"
+            )
+        table = self._rows(X, reset=True)
+        split = self._split(len(table), {"calibration": self.calibration, "validation": self.validation})
+        self._learn(table, split)
+        scores = self.table_model_.log_prob(table)
+        self.offset_ = float(np.percentile(scores, 100 * self.contamination))
+        self.calibration_scores_ = np.sort(scores[split["calibration"]])
+        return self
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Below 0 for outliers."""
+        return self.score_samples(X) - self.offset_
+
+    def predict(self, X: Any) -> np.ndarray:
+        """1, or -1 for outliers."""
+        return np.where(self.decision_function(X) < 0, -1, 1)
+
+    def p_values(self, X: Any, random_state: Any = None) -> np.ndarray:
+        r"""How many calibration rows are at least as improbable, as a share: the conformal p-value of each row,
+
+        .. math:: p = \frac{1 + \#\{i : s_i < s\}}{n + 1},
+
+        with ties broken at random by the seed. Of a row from where the calibration rows are from,
+        :math:`P(p \le k / (n + 1)) = k / (n + 1)`, whatever the model. Given the calibration rows that probability has a
+        Beta(k, n + 1 - k) distribution, so it takes many of them to be sure about small p-values.
+        """
+        scores = self.score_samples(X)
+        calibration = self.calibration_scores_
+        if not len(calibration):
+            raise ConfigError("p-values need calibration rows: fit more rows, with calibration above 0")
+        below = calibration.searchsorted(scores, side="left")
+        ties = calibration.searchsorted(scores, side="right") - below
+        generator = np.random.default_rng(_seed(random_state))
+        return (1 + below + generator.integers(0, ties + 1)) / (len(calibration) + 1)
+
+
+def _seed(random_state: Any) -> int:
+    """A seed that is always the same for None."""
+    return 0 if random_state is None else int(check_random_state(random_state).randint(2**31 - 1))
+
+
+# ---- cells ----
+
+
+def _columns_of_frame(frame: Any, names: Sequence[str]) -> list[Any]:
+    """The columns of a frame, without an index; those of Python objects of several kinds as text."""
+    try:
+        columns = pa.table(frame).columns[: len(names)]  # pandas puts an index after them
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return [_cells(np.asarray(frame.iloc[:, d])) for d in range(len(names))]
+    views = (pa.string_view(), pa.large_string())  # of polars; Arrow takes no rows of views
+    return [column.cast(views[1]) if column.type == views[0] else column for column in columns]
+
+
+def _cells(values: np.ndarray) -> pa.Array:
+    """A column of an array: its numbers or booleans; of objects and texts, numbers if all are, and otherwise texts."""
+    if values.dtype.kind in "biufmM":
+        native = np.float32 if values.dtype == np.float16 else values.dtype.newbyteorder("=")
+        return pa.array(values.astype(native), from_pandas=True)
+    given = values.tolist()
+    there = [value for value in given if not _is_gap(value)]
+    if there and all(isinstance(value, numbers.Real) for value in there):
+        return pa.array([None if _is_gap(value) else float(value) for value in given], pa.float64())
+    return pa.array(
+        [
+            None if _is_gap(value) else value.decode() if isinstance(value, bytes) else str(value)
+            for value in given
+        ],
+        pa.string(),
+    )
+
+
+def _is_gap(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def _as_text(cells: Any) -> pa.Array:
+    return pa.array([None if _is_gap(value) else str(value) for value in cells.to_pylist()], pa.string())
