@@ -115,6 +115,8 @@ def test_labels_are_of_mnist_only(xorflow: Command, tmp_path: Path) -> None:
         ("sample RUN --out x.txt", "--out is a .npy or .csv file for this run; got 'x.txt'"),
         ("sample RUN --out x.png", "got 'x.png'"),
         ("sample RUN --device cuda:63", "is not there"),
+        ("sample RUN --quote-formulas --json", "--quote-formulas is for a .csv file, and the output is JSON"),
+        ("sample RUN --quote-formulas --out x.npy", "is for a .csv file, and the output is x.npy"),
         ("evaluate RUN --samples 0", "Invalid value for '--samples'"),
         (
             "evaluate RUN --memory lots",

@@ -76,6 +76,14 @@ def test_a_score_that_is_no_finite_number_is_an_error(people: Path, tmp_path: Pa
     assert not out.exists()
 
 
+def test_samples_for_a_spreadsheet(tmp_path: Path, xorflow: Command) -> None:
+    data, run, out = people_file(tmp_path / "people.csv"), tmp_path / "run", tmp_path / "new.csv"
+    data.write_text(data.read_text(encoding="utf-8").replace("cat", "=1+1"), encoding="utf-8")
+    assert xorflow("train", "--data", data, "--out", run, *SMALL).code == 0
+    assert xorflow("sample", run, "--out", out, "--quote-formulas").code == 0
+    assert {row[2] for row in table(out)[1:]} >= {"'=1+1", "dog"}
+
+
 def test_samples_suit_the_data(tmp_path: Path, xorflow: Command, deep: Path) -> None:
     assert np.load(deep / "run/samples.npy").shape == (100, 6)
     data = images_file(tmp_path / "images.npy")

@@ -1,5 +1,6 @@
 """Rows to be scored and rows that were sampled."""
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,3 +130,21 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
         write_rows(tmp_path / "x.npy", [0, 1], None)
     with pytest.raises(DataError, match="holds 2 where K = 2"):
         write_rows(tmp_path / "x.csv", [[2, 0]], CODEC)
+
+
+def test_cells_that_a_spreadsheet_would_compute_are_quoted_if_that_is_asked_for(tmp_path: Path) -> None:
+    codec = Codec(
+        ("=name", "number", "text"), (("=1+1", "@sum"), (-2, 3), ("+7", "\tx", "-cmd|' /C calc'!A0", "a=b"))
+    )
+    codes = [[0, 0, 0], [1, 1, 1], [0, 0, 2], [1, 1, 3]]
+    write_rows(tmp_path / "x.csv", codes, codec, quote_formulas=True)
+    with (tmp_path / "x.csv").open(newline="", encoding="utf-8") as stream:
+        assert list(csv.reader(stream)) == [
+            ["'=name", "number", "text"],
+            ["'=1+1", "-2", "+7"],
+            ["'@sum", "3", "'\tx"],
+            ["'=1+1", "-2", "'-cmd|' /C calc'!A0"],
+            ["'@sum", "3", "a=b"],
+        ]
+    write_rows(tmp_path / "x.csv", codes, codec)
+    assert (tmp_path / "x.csv").read_text(encoding="utf-8").startswith("=name,number,text\n=1+1,-2,+7\n")

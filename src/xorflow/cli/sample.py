@@ -26,6 +26,7 @@ from xorflow.cli.runs import (
     chosen_flow,
 )
 from xorflow.data import write_rows
+from xorflow.errors import ConfigError
 from xorflow.flows import Flow, LatentFlow, Mixture
 from xorflow.training import Run, out_of_memory_as_error
 
@@ -39,19 +40,29 @@ def sample(
     device: Device = "auto",
     as_json: AsJson = False,
     force: Force = False,
+    quote_formulas: Annotated[
+        bool,
+        typer.Option(
+            "--quote-formulas", help="Put an apostrophe before cells that a spreadsheet would compute."
+        ),
+    ] = False,
 ) -> None:
     """Draw new rows from a run."""
     opened = training.open_run(run, device=device)
     if out is not None:
         suffixes = (".npy", ".csv", ".png") if _is_image(opened) else (".npy", ".csv")
         check_out(out, suffixes, (opened.options.data,), force)
+    elif not as_json:
+        out = _free_name(opened)
+    if quote_formulas and (out is None or out.suffix.lower() != ".csv"):
+        raise ConfigError(
+            f"--quote-formulas is for a .csv file, and the output is {out or 'JSON'}; leave it out, or give --out a .csv file"
+        )
     chosen = chosen_flow(opened, flow)
     with out_of_memory_as_error("lower --count"):
         x = draw(chosen, count, seed)
-    if out is None and not as_json:
-        out = _free_name(opened)
     if out is not None:
-        _write(out, x, opened)
+        _write(out, x, opened, quote_formulas)
     if as_json:
         typer.echo(json.dumps(x.tolist() if opened.codec is None else opened.codec.decode(x.numpy())))
     else:
@@ -98,11 +109,11 @@ def _is_image(opened: Run) -> bool:
     return opened.shape is not None and len(opened.shape) == 2
 
 
-def _write(path: Path, x: Tensor, opened: Run) -> None:
+def _write(path: Path, x: Tensor, opened: Run, quote_formulas: bool = False) -> None:
     if path.suffix.lower() == ".png" and opened.shape is not None:
         save_image_grid(path, x.numpy(), opened.shape, opened.flow.states.width)
     else:
-        write_rows(path, x, opened.codec)
+        write_rows(path, x, opened.codec, quote_formulas=quote_formulas)
 
 
 # ---- as a picture ----

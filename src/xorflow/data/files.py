@@ -171,8 +171,13 @@ def load_rows(
     return narrow(validate(values, categories), categories)
 
 
-def write_rows(path: str | os.PathLike[str], x: Any, codec: Codec | None) -> None:
-    """Write codes `x` (N, D) to a .npy file, or decoded to a .csv file, which appears whole or not at all."""
+def write_rows(
+    path: str | os.PathLike[str], x: Any, codec: Codec | None, *, quote_formulas: bool = False
+) -> None:
+    """Write codes `x` (N, D) to a .npy file, or decoded to a .csv file, which appears whole or not at all.
+
+    With `quote_formulas`, cells of a .csv file that a spreadsheet would compute get an apostrophe in front.
+    """
     path = Path(path)
     values = whole(to_tensor(x)).cpu() if codec is None else validate(x, codec.categories).cpu()
     if values.ndim != 2:
@@ -190,11 +195,19 @@ def write_rows(path: str | os.PathLike[str], x: Any, codec: Codec | None) -> Non
         text = io.TextIOWrapper(buffer, encoding="utf-8", newline="", write_through=True)
         header = [] if codec is None or codec.names is None else [codec.names]
         rows = values.tolist() if codec is None else codec.decode(values)
-        csv.writer(text, lineterminator="\n").writerows([*header, *rows])
+        written = [
+            [_quoted(str(cell)) for cell in row] if quote_formulas else row for row in [*header, *rows]
+        ]
+        csv.writer(text, lineterminator="\n").writerows(written)
         text.detach()  # or its end would close the buffer
     else:
         raise DataError(f"rows are written to .npy or .csv files, got {path}; choose one of these suffixes")
     write_bytes(path, buffer.getbuffer(), "choose a folder that can be written and has room", DataError)
+
+
+def _quoted(cell: str) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) and not is_number(cell) else cell
 
 
 def _check_width(path: Path, width: int, categories: Sequence[int]) -> None:
