@@ -27,6 +27,7 @@ from attack.doors import DOORS
 from attack.kills import MODELS, Kills, small_disk
 from attack.rule import Broken, contents, run_case
 from attack.soak import require_flat, soak
+from attack.streams import try_streams
 from attack.world import KINDS, World
 
 STUCK = 600
@@ -75,7 +76,7 @@ def _arguments() -> argparse.Namespace:
         "--kills",
         type=int,
         default=0,
-        help="how many kills of runs; with a full disk and a rival for every model",
+        help="how many kills of runs, and strange streams; with a full disk and a rival for every model",
     )
     parser.add_argument("--soak", type=float, default=0.0, help="minutes of a soak")
     return parser.parse_args()
@@ -160,6 +161,11 @@ def _kill(world: World, count: int, seed: int) -> Found:
         print(f"... {killer.tried} kills", file=sys.stderr, flush=True)
     for name in MODELS:
         _tried(f"rivals for {name}", 0, found, lambda name=name: killer.try_two(name))
+    for number in range(count):
+        chance = random.Random(f"{seed} stream {number}")
+        _tried(
+            "streams", number, found, lambda chance=chance, number=number: try_streams(world, chance, number)
+        )
     with small_disk(world.root / "disk") as disk:
         for name in MODELS if disk is not None else ():
             _tried(f"full disk of {name}", 0, found, lambda name=name: killer.try_full_disk(name, disk))
@@ -167,7 +173,9 @@ def _kill(world: World, count: int, seed: int) -> Found:
     print(
         f"\n{killer.identical} of {killer.tried} kills, in {killer.runs} runs, went on to the same bits; {killer.landed}"
     )
-    print(f"full disks: {full}; rivals: {len(MODELS)}; broken: {found.total()}")
+    print(
+        f"full disks: {full}; rivals: {len(MODELS)}; commands with strange streams: {count}; broken: {found.total()}"
+    )
     return found
 
 

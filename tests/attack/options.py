@@ -123,8 +123,22 @@ def train(case: Case) -> None:
     words = ["--data", getattr(case.world, kind), *SMALL, "--epochs", "1", "--out", "run"]
     for name in chance.sample([*OPTIONS], chance.choice((1, 1, 2, 3, 4))):
         words += _given(name, option_text(name, chance), chance)
+    seeds = (
+        f"--seeds={chance.choice(_SEEDS)}",
+        "--jobs",
+        "0",
+    )  # several runs are processes; what they begin with is read here
     words += chance.choice(
-        ((), (), (), (), ("--resume",), ("--jobs", chance.choice(("0", "-1", "2", HUGE))), ("--magic",))
+        (
+            (),
+            (),
+            (),
+            (),
+            ("--resume",),
+            ("--jobs", chance.choice(("0", "-1", "2", HUGE))),
+            ("--magic",),
+            seeds,
+        )
     )
     outcome = case.command("train", *words, writes=("run",), stop_after=2)
     _require_whole(case, outcome.code)
@@ -208,6 +222,21 @@ def first_words(case: Case) -> None:
     case.command(*words, stop_after=5)
 
 
+_SEEDS = (
+    "",
+    "0-",
+    "5-2",
+    "0,0",
+    "-1",
+    "x",
+    "0-99999999999",
+    "1.5",
+    "0-9223372036854775807",
+    "2-3",
+    "0,1",
+    HUGE,
+    *TEXTS[:10],
+)
 _PATHS = ("new.csv", "new.npy", "new.png", "mine.csv", "new.CSV", "none/x.csv", ".", "é🙂.csv")
 _COUNTS = ("0", "1", "3", "-1", "1e3", "2147483648", "9223372036854775808")
 _FLOWS = ("latent", "deterministic", "refitted", "LATENT", "")
