@@ -298,3 +298,11 @@ def test_states_of_one_byte_are_decoded_to_more_rare_values_than_a_byte_counts()
 def test_types_that_no_column_has_are_refused(text: str) -> None:
     with pytest.raises(DataError, match="a column has an Arrow type"):
         column_from_json(_fitted("words")[0].to_json() | {"type": text})
+
+
+def test_numbers_beyond_single_precision_are_scored_in_a_column_of_it() -> None:
+    column, _ = _fitted("single precision")
+    cells = pa.array([1e300, -1e300, math.inf])
+    codes = column.encode(cells)
+    assert list(codes < column.states) == [True, True, False]
+    assert np.isfinite(column.log_density(cells, codes)).all()

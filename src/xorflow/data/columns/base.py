@@ -135,10 +135,9 @@ class Column(ABC):
     def _decode(self, codes: np.ndarray, uniforms: np.ndarray) -> pa.Array:
         """Plain cells of states of values."""
 
+    @abstractmethod
     def _log_density(self, cells: pa.Array, codes: np.ndarray) -> np.ndarray:
         """Of cells in states of values."""
-        del cells
-        return np.zeros(len(codes))
 
     @abstractmethod
     def _plain(self, values: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 _MOST_BINS = 128
+_LARGEST = float(np.finfo(np.float64).max)
 _SHAPES = (0.05, 0.95)
 """The least and the largest shape of a tail: one too light would underflow, one too heavy has no mean."""
 
@@ -41,8 +42,7 @@ class Tail:
     def excess(self, uniforms: np.ndarray) -> np.ndarray:
         """By inversion of the probability to exceed it."""
         above = np.maximum(uniforms, 2.0**-53)
-        with np.errstate(over="ignore"):
-            return self.scale / self.shape * np.expm1(-self.shape * np.log(above))
+        return self.scale / self.shape * np.expm1(-self.shape * np.log(above))
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Bins:
         edges = cls._edges(distinct, gaps, float(low), float(high), lattice)
         if len(edges) == 1:
             half = max(width, 1e-12 * abs(edges[0])) / 2
-            edges = [edges[0] - half, edges[0] + half]
+            edges = [max(edges[0] - half, -_LARGEST), min(edges[0] + half, _LARGEST)]
         inner = (edges[1], edges[-2]) if len(edges) > 2 else (edges[0] / 2 + edges[1] / 2,) * 2
         first, last = values[values <= inner[0]], values[values >= inner[1]]
         reach = (_finite(inner[0] - edges[0]), _finite(edges[-1] - inner[1]))
@@ -161,9 +161,10 @@ class Bins:
         inside = np.clip(inside, 0, 1)
         x = self._edges_array[bins] * (1 - inside) + self._edges_array[bins + 1] * inside
         low, high = uniforms < below, 1 - uniforms < above
-        x[low] = self.edges[0] - self.below.excess(uniforms[low] / below[low])
-        x[high] = self.edges[-1] + self.above.excess((1 - uniforms[high]) / above[high])
-        return np.clip(x, -np.finfo(np.float64).max, np.finfo(np.float64).max)
+        with np.errstate(over="ignore"):
+            x[low] = self.edges[0] - self.below.excess(uniforms[low] / below[low])
+            x[high] = self.edges[-1] + self.above.excess((1 - uniforms[high]) / above[high])
+        return np.clip(x, -_LARGEST, _LARGEST)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -139,12 +139,13 @@ class Discrete(Column):
             places[merged] += drawn
         return self._known.take(pa.array(places))
 
+    def log_density(self, values: pa.Array | pa.ChunkedArray, codes: np.ndarray) -> np.ndarray:
+        return super().log_density(values, codes) if self.rare else np.zeros(len(codes))
+
     def _log_density(self, cells: pa.Array, codes: np.ndarray) -> np.ndarray:
-        added = np.zeros(len(codes))
-        if self.rare:
-            merged = codes == len(self.values)
-            shares = self._rare_shares[self._places(cells.filter(pa.array(merged))) - len(self.values)]
-            added[merged] = np.log(shares)
+        added, merged = np.zeros(len(codes)), codes == len(self.values)
+        shares = self._rare_shares[self._places(cells.filter(pa.array(merged))) - len(self.values)]
+        added[merged] = np.log(shares)
         return added
 
 

@@ -18,6 +18,8 @@ from xorflow.errors import DataError
 
 _MOST_ATOMS = 256
 
+_LATTICES = tuple(10.0**exponent for exponent in range(3, -10, -1))
+
 
 @dataclass(frozen=True)
 class Number(Column):
@@ -111,8 +113,12 @@ class Number(Column):
     def _numbers(self, cells: pa.Array) -> np.ndarray:
         """Plain cells that are no gaps as the numbers that the bins are of."""
         numbers = cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        if self.type != pa.float32():
+            return numbers
+        with np.errstate(over="ignore"):
+            single = numbers.astype(np.float32).astype(np.float64)
         # a frame of another precision than that of training rows has the same atoms
-        return numbers.astype(np.float32).astype(np.float64) if self.type == pa.float32() else numbers
+        return np.where(np.isfinite(single), single, numbers)
 
     def _plain(self, values: pa.Array | pa.ChunkedArray) -> pa.Array:
         cells = plain(values, self.name)
@@ -174,7 +180,7 @@ class Number(Column):
             ):
                 rising = all(type(atom) is float and math.isfinite(atom) for atom in atoms)
                 rising = rising and all(low < high for low, high in pairwise(atoms))
-                if rising and 0 <= lattice < math.inf and cls._takes(common["type"]):
+                if rising and lattice in (0, *_LATTICES) and cls._takes(common["type"]):
                     return cls(
                         **common,
                         atoms=tuple(atoms),
@@ -296,12 +302,12 @@ def _lattice(distinct: np.ndarray, precision: float) -> float:
     """The largest power of ten, from 1000 to 1e-9, that all these numbers are multiples of, to their precision; or 0."""
     if len(distinct) < 2:
         return 0.0
-    for exponent in range(3, -10, -1):
-        points = [_over(part, 10.0**exponent) for part in (distinct[[0, -1]], distinct[:100], distinct)]
+    for lattice in _LATTICES:
+        points = [_over(part, lattice) for part in (distinct[[0, -1]], distinct[:100], distinct)]
         if np.abs(points[0]).max() * precision > 2.5e-4:
             return 0.0
         if _whole(points[1], precision) and _whole(points[2], precision):
-            return 10.0**exponent
+            return lattice
     return 0.0
 
 
