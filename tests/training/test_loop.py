@@ -2,12 +2,16 @@
 
 import math
 import signal
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing import event_file_loader
+from tensorboard.util import tensor_util
 from torch import Tensor
 
 from tiny_runs import (
@@ -170,10 +174,35 @@ def test_every_optimiser_lowers_the_loss(optimiser: str) -> None:
     assert watch.records[-1]["train_nll"] < watch.records[0]["train_nll"]
 
 
+def events(file: Path) -> list[Any]:
+    """What TensorBoard reads of the events of a run."""
+    return list(event_file_loader.EventFileLoader(str(file)).Load())
+
+
+def test_the_time_and_the_host_are_nowhere_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-host-of-some-name")
+    options = tiny_options(rows_file(tmp_path / "rows.npy"), tensorboard=True)
+    began = int(time.time())
+    train_run(options, tmp_path / "run")
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    stamps = {str(second)[:8] for second in (began, int(time.time()))}
+    for path in files:
+        text = path.name.encode() + path.read_bytes()
+        assert not any(word.encode() in text for word in {"a-host-of-some-name", *stamps}), path
+    (file,) = (tmp_path / "run/tensorboard").iterdir()
+    assert all(event.wall_time < 1000 for event in events(file))
+
+
 def test_tensorboard_events_are_written_when_asked_for(tmp_path: Path) -> None:
     data = rows_file(tmp_path / "rows.npy")
     train_run(tiny_options(data, tensorboard=True), tmp_path / "run")
-    assert list((tmp_path / "run/tensorboard").glob("events.out.tfevents.*"))
+    (file,) = (tmp_path / "run/tensorboard").iterdir()
+    shown = {(event.step, value.tag): value for event in events(file) for value in event.summary.value}
+    for record in read_metrics(tmp_path / "run/metrics.jsonl"):
+        for name in record.keys() - {"epoch", "step"}:
+            number = tensor_util.make_ndarray(shown.pop((record["step"], name)).tensor)
+            assert float(number) == pytest.approx(record[name], rel=1e-6)
+    assert not shown
     train_run(tiny_options(data), tmp_path / "plain")
     assert not (tmp_path / "plain/tensorboard").exists()
 

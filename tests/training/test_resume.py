@@ -259,6 +259,26 @@ def test_a_checkpoint_of_a_step_that_the_run_does_not_have_is_refused(
         continue_run(interrupted, {})
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 10**5,
+        '{"epoch": NaN}',
+        '{"epoch": 1, "step": 1e300}',
+        '{"epoch": 1, "x": []}',
+        f'{{"epoch": {"9" * 30}}}',
+    ],
+    ids=["deep", "no number", "no step", "no metric", "huge"],
+)
+def test_lines_that_are_no_metrics_are_dropped(
+    interrupted: Path, reference: tuple[Options, Path], line: str
+) -> None:
+    path = interrupted / "metrics.jsonl"
+    path.write_text(path.read_text(encoding="utf-8") + line + "\n", encoding="utf-8")
+    continue_run(interrupted, {"tensorboard": True})
+    assert_same_run(interrupted, reference[1])
+
+
 def test_a_pipe_in_the_place_of_metrics_is_refused_and_not_waited_for(interrupted: Path) -> None:
     (interrupted / "metrics.jsonl").unlink()
     os.mkfifo(interrupted / "metrics.jsonl")

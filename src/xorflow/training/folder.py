@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -228,39 +229,44 @@ class MetricsLog:
 
     def __init__(self, folder: Path | None, *, tensorboard: bool) -> None:
         self._path = None if folder is None else folder / "metrics.jsonl"
-        self._tensorboard, self._events = tensorboard, None
+        self._events = None if folder is None or not tensorboard else folder / "tensorboard" / EVENTS
 
     def begin(self, epochs: int) -> None:
         """Drop records after so many epochs: they are of a time that the resumed run will live again."""
-        if self._path is not None:
-            self._events = _event_writer(self._path.parent) if self._tensorboard else None
-            try:
-                old = read_metrics(self._path)
-            except FileNotFoundError:
-                old = []
-            except OSError as error:
-                raise CheckpointError(
-                    f"metrics cannot be read: {self._path}: {error.strerror}; remove what is there"
-                ) from None
-            kept = [json.dumps(record) + "\n" for record in old if record["epoch"] <= epochs]
-            write_bytes(self._path, "".join(kept).encode())
+        if self._path is None:
+            return
+        try:
+            old = read_metrics(self._path)
+        except FileNotFoundError:
+            old = []
+        except OSError as error:
+            raise CheckpointError(
+                f"metrics cannot be read: {self._path}: {error.strerror}; remove what is there"
+            ) from None
+        kept = [record for record in old if record["epoch"] <= epochs]
+        write_bytes(self._path, b"".join(map(_line, kept)))
+        if self._events is not None:
+            write_bytes(self._events, b"".join(map(_event, [None, *kept])))
 
     def write(self, record: dict[str, Any]) -> None:
         if self._path is not None:
-            try:
-                with self._path.open("a", encoding="utf-8") as stream:
-                    stream.write(json.dumps(record, allow_nan=False) + "\n")
-            except OSError as error:
-                raise CheckpointError(
-                    f"could not write {self._path}: {error.strerror}; make room, and continue with --resume"
-                ) from error
+            _append(self._path, _line(record))
         if self._events is not None:
-            for name in record.keys() - {"epoch", "step"}:
-                self._events.add_scalar(name, record[name], record["step"])
+            _append(self._events, _event(record))
 
-    def close(self) -> None:
-        if self._events is not None:
-            self._events.close()
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return (json.dumps(record, allow_nan=False) + "\n").encode()
+
+
+def _append(path: Path, content: bytes) -> None:
+    try:
+        with path.open("ab") as stream:
+            stream.write(content)
+    except OSError as error:
+        raise CheckpointError(
+            f"could not write {path}: {error.strerror}; make room, and continue with --resume"
+        ) from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -269,12 +275,40 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     for line in read_bytes(path, MOST_JSON).decode(errors="replace").splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
-        if not (isinstance(record, dict) and isinstance(record.get("epoch"), int)):
+        if not (isinstance(record, dict) and all(map(_is_number, record.values())) and "epoch" in record):
+            break
+        if not all(isinstance(record.get(key, 0), int) for key in ("epoch", "step")):
             break
         records.append(record)
     return records
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one that a metric could have: finite, and small enough to be computed with."""
+    return math.isfinite(value) if type(value) is float else type(value) is int and abs(value) < 2**53
+
+
+EVENTS = "events.out.tfevents.of-the-run"
+"""The file of TensorBoard events. It is written here because TensorBoard's own writer names the host, and the time."""
+
+
+def _event(record: Mapping[str, Any] | None) -> bytes:
+    """A record as TensorBoard reads it, at the time since training began; None is the beginning of a file."""
+    from tensorboard.compat.proto import event_pb2
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    event: Any = event_pb2.Event()  # pyright: ignore[reportAttributeAccessIssue]
+    if record is None:
+        event.file_version = "brain.Event:2"
+    else:
+        event.step, event.wall_time = record.get("step", 0), record.get("seconds", 0.0)
+        for name in sorted(record.keys() - {"epoch", "step"}):
+            event.summary.value.add(tag=name, simple_value=record[name])
+    content = io.BytesIO()
+    RecordWriter(content).write(event.SerializeToString())
+    return content.getvalue()
 
 
 def require_tensorboard() -> None:
@@ -283,12 +317,6 @@ def require_tensorboard() -> None:
             "tensorboard needs the package tensorboard, which is not installed: "
             "pip install 'xorflow[tensorboard]'"
         )
-
-
-def _event_writer(folder: Path) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder / "tensorboard"))
 
 
 # ---- a finished run ----

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -157,7 +157,7 @@ class Trainer:
         """
         self.restore()
         self._began = time.monotonic() - self.progress.seconds  # captures and compilation count as training
-        with closing(self.metrics), seeded_dropout(self._dropout, self.options.seed, self._dropout_state):
+        with seeded_dropout(self._dropout, self.options.seed, self._dropout_state):
             captured = self.captured_steps()
             self._saved = time.monotonic()
             with handled_signals(dict.fromkeys((signal.SIGINT, signal.SIGTERM), self._request_stop)):
