@@ -11,7 +11,7 @@ PUBLIC = {
         MADE MLP CausalTransformer CheckpointError Conditioner ConfigError Coupling DataError
         FactorisedBase Flow Intractable LatentFlow Layer LogLikelihood Mixture ModelError
         ModularAffine ModularShift Recurrent TableModel Trace Transform UserError Xor data estimators evaluate
-        fit load refit_base
+        auto_fit fit load refit_base
     """,
     "xorflow.estimators": """
         ARMS ELBO VIMCO All Analytic Baseline Bias Bound Concrete Credit Descendants DisARM
@@ -22,8 +22,9 @@ PUBLIC = {
         Target TwoTerm
     """,
     "xorflow.conditioners": """
-        MADE MLP CausalTransformer Conditioner Coupling Dependence Diagonal MaskedLinear Recurrent
-        SequenceConditioner Source coupling_mask ranks resolve_order
+        MADE MLP BoostedTrees Boosting CausalTransformer Conditioner Coupling Dependence Diagonal MaskedLinear
+        Recurrent
+        SequenceConditioner Source Stacked coupling_mask ranks resolve_order
     """,
     "xorflow.flows": """
         GREEDY Choices Conditionals Draws Flow LatentFlow Layer Mixture Model ModelDistribution

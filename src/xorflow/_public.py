@@ -14,7 +14,7 @@ from xorflow.errors import (
 from xorflow.evaluate import LogLikelihood
 from xorflow.flows import Flow, LatentFlow, Layer, Mixture, Trace, refit_base
 from xorflow.table_model import TableModel
-from xorflow.training import fit, load
+from xorflow.training import auto_fit, fit, load
 from xorflow.transforms import ModularAffine, ModularShift, Transform, Xor
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "Transform",
     "UserError",
     "Xor",
+    "auto_fit",
     "data",
     "estimators",
     "evaluate",

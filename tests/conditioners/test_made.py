@@ -125,3 +125,31 @@ def test_a_context_of_the_wrong_width_is_refused(built, came):
     net = MADE(2, (4,), context=built)
     with pytest.raises(ModelError, match=rf"made for {built} context features, and got {came}.*context="):
         net({Source.STATE: torch.zeros(1, 2, dtype=torch.int64)}, torch.zeros(1, came) if came else None)
+
+
+@pytest.mark.parametrize("categories", [2, (2, 3, 4, 2)])
+def test_dropout_is_of_training_alone_and_leaves_no_leak(categories):
+    torch.manual_seed(0)
+    plain, net = (
+        MADE(4, (64,), order=(2, 0, 3, 1), categories=categories, direct=True, **options).double()
+        for options in ({}, {"dropout": 0.5, "input_dropout": 0.3})
+    )
+    net.load_state_dict(plain.state_dict())
+    x = torch.ones(3, 4, dtype=torch.int64)
+
+    def in_training(x):
+        torch.manual_seed(1)
+        return net({Source.STATE: x})
+
+    with torch.no_grad():
+        assert torch.equal(net({Source.STATE: x}), plain({Source.STATE: x}))
+    first = in_training(x)
+    assert not torch.allclose(first, plain({Source.STATE: x}))
+    for place, feature in enumerate(net.order):
+        changed = x.clone()
+        changed[:, feature] = 0
+        unseen = torch.isin(net.states.logit_features, torch.tensor(net.order[: place + 1]))
+        after = in_training(changed)
+        assert torch.equal(after[:, unseen], first[:, unseen])
+    with pytest.raises(ModelError, match="dropout is a share of at least 0 and below 1, and got 1"):
+        MADE(3, dropout=1.0)

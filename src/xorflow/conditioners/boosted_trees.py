@@ -107,7 +107,14 @@ class BoostedTrees(Conditioner):
         self._first_splits = [0, *np.cumsum(self.splits).tolist()]
 
     @torch.no_grad()
-    def fit(self, x: Tensor, validation: Tensor, settings: Boosting | None = None) -> BoostedTrees:
+    def fit(
+        self,
+        x: Tensor,
+        validation: Tensor,
+        settings: Boosting | None = None,
+        *,
+        threads: int | None = None,
+    ) -> BoostedTrees:
         """Trees for these rows, integers (N, D); each feature gets as many as are best for its `validation` rows.
 
         Deterministic: neither the number of threads nor the clock changes anything.
@@ -128,6 +135,7 @@ class BoostedTrees(Conditioner):
             self.order,
             self.ordered,
             settings or Boosting(),
+            threads or torch.get_num_threads(),
         )
         self._take(forest)
         return self

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from xorflow.errors import ConfigError
@@ -80,6 +80,7 @@ def boosted(
     order: Sequence[int],
     ordered: Sequence[int],
     settings: Boosting,
+    threads: int,
 ) -> Forest:
     """Trees for each column, on the columns before it in an ordering."""
     features, visited = len(sizes), list(order)
@@ -98,7 +99,7 @@ def boosted(
         bins = max(sizes[d] for d in visited[:rank])
         return levels, _fitted(rows, levels, categorical, bins, settings)
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         fitted = list(pool.map(of_rank, range(features)))
     forest = Forest([], [[] for _ in sizes], [{} for _ in sizes])
     columns: dict[int, Column] = {}
@@ -227,3 +228,8 @@ def _goes_left(text: dict[str, list[str]], node: int, size: int) -> NDArray[np.b
     member = np.zeros(max(size, 32 * len(words)), dtype=np.bool_)
     member[: 32 * len(words)] = np.unpackbits(words.view(np.uint8), bitorder="little")
     return member[:size]
+
+
+def available() -> bool:
+    """Whether trees can be fitted here."""
+    return find_spec("lightgbm") is not None

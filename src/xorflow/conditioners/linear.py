@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding_bag, linear
+from torch.nn.functional import dropout, embedding_bag, linear
 
 from xorflow import _devices as devices
 from xorflow._cuda import kernels
 from xorflow._math import Function
 from xorflow._states import Alphabet, Layout
+from xorflow.errors import ModelError
 
 _BLOCKS = 8
 """Into how many bands the rows of a staircase are cut; n bands leave (n + 1) / 2n of the products."""
@@ -224,6 +225,23 @@ class MaskedLinear(Masked, nn.Linear):
         if devices.captures(input.device):
             return torch.is_grad_enabled()
         return kind == "cpu" and self.bands is not None
+
+
+class Dropout(nn.Dropout):
+    """Dropout where gradients are taken, and only there: a likelihood or a sample is the whole network's in training too."""
+
+    def __init__(self, share: float) -> None:
+        if not 0 <= share < 1:
+            raise ModelError(f"dropout is a share of at least 0 and below 1, and got {share}")
+        super().__init__(share)
+
+    @property
+    def share(self) -> float:
+        """The share of units left out of this pass."""
+        return self.p if self.training and torch.is_grad_enabled() else 0.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        return dropout(input, self.share) if self.share else input
 
 
 # ---- categories ----

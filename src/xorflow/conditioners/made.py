@@ -17,7 +17,7 @@ from torch.nn.functional import relu
 from xorflow import _devices as devices
 from xorflow._cuda import kernels
 from xorflow.conditioners.base import Conditioner, Dependence, Incremental, Sizes, Source
-from xorflow.conditioners.linear import InputLayer, MaskedLinear, Reader
+from xorflow.conditioners.linear import Dropout, InputLayer, MaskedLinear, Reader
 from xorflow.conditioners.orderings import Order, ranks
 from xorflow.errors import ModelError
 
@@ -37,6 +37,8 @@ class Perceptron(nn.Module):
         direct: add connections from what is read to the outputs.
         degrees: of the inputs, of each hidden layer, and of the outputs: what has a degree sees what has that one or a lower
             one, and the context. All see all by default.
+        dropout: the share of hidden units left out in training.
+        input_dropout: the share of states left out there.
     """
 
     places: Tensor  # of the outputs as they are arranged
@@ -50,8 +52,11 @@ class Perceptron(nn.Module):
         *,
         direct: bool = False,
         degrees: Sequence[Tensor] | None = None,
+        dropout: float = 0.0,
+        input_dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        self.dropout, self.input_dropout = Dropout(dropout), Dropout(input_dropout)
         if any(width < 1 for width in hidden):
             raise ModelError(f"hidden widths are at least 1, and got {tuple(hidden)}")
         whole = degrees is None
@@ -93,10 +98,16 @@ class Perceptron(nn.Module):
     def forward(self, states: Sequence[Tensor], context: Tensor | None) -> Tensor:
         first, *others = self.layers
         dtype = self.entry.weight.dtype
+        if self.input_dropout.share:  # of a category its one number that is not zero
+            corners = zip(states, self.reader.layouts, strict=True)
+            states = [
+                self.input_dropout(x if x.is_floating_point() else layout.corners(x, dtype))  # pyright: ignore[reportCallIssue]
+                for x, layout in corners
+            ]
         reading = self.reader(states, context, dtype)
         x = first(reading, rectify=bool(others))
         for layer in others:
-            x = layer(x, rectify=layer is not others[-1])
+            x = layer(self.dropout(x), rectify=layer is not others[-1])
         x = x if self.skip is None else x + self.skip(reading)
         x = x if self.rearrange is None else x.index_select(-1, self.rearrange)
         if self.context_skip is not None and context is not None:
@@ -158,6 +169,8 @@ class MADE(FeedForward):
         sees: the inputs, `{"state": "before"}` by default.
         direct: add masked connections from the input to the output.
         context: the number of context features, which every unit sees.
+        dropout: the share of hidden units left out in training.
+        input_dropout: the share of inputs left out there.
 
     >>> from xorflow.conditioners import Source
     >>> net = MADE(3, hidden=(8,))
@@ -176,6 +189,8 @@ class MADE(FeedForward):
         sees: Mapping[str, str] | None = None,
         direct: bool = False,
         context: int = 0,
+        dropout: float = 0.0,
+        input_dropout: float = 0.0,
     ) -> None:
         super().__init__(
             features, categories=categories, choices=choices, sees=sees, order=order, context=context
@@ -195,7 +210,16 @@ class MADE(FeedForward):
         inputs = torch.cat([rank.new_zeros(context), of_features[reader.alphabet.logit_features]])
         outputs = rank[self.choices.logit_features]
         degrees = [inputs, *map(self._hidden_degrees, self.hidden), outputs]
-        self.net = Perceptron(reader, self.hidden, len(outputs), direct=self.direct, degrees=degrees)
+        self.dropout, self.input_dropout = dropout, input_dropout
+        self.net = Perceptron(
+            reader,
+            self.hidden,
+            len(outputs),
+            direct=self.direct,
+            degrees=degrees,
+            dropout=dropout,
+            input_dropout=input_dropout,
+        )
 
     def _hidden_degrees(self, width: int) -> Tensor:
         # degree 0 sees nothing unless an input of degree 0 exists, degree D is read by no output

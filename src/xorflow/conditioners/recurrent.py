@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from xorflow.conditioners.base import Sizes
+from xorflow.conditioners.linear import Dropout
 from xorflow.conditioners.orderings import Order
-from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner, SequenceNetwork
+from xorflow.conditioners.sequence import Core, SequenceConditioner, SequenceNetwork
 from xorflow.errors import ModelError
 
 Cell = Literal["gru", "lstm"]

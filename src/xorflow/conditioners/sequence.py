@@ -8,13 +8,13 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import linear
 
 from xorflow._cuda import decoding
 from xorflow._cuda.decoding import Capturable
 from xorflow._states import Alphabet, Layout
 from xorflow.conditioners.base import Conditioner, Dependence, Incremental, Sizes, Source
-from xorflow.conditioners.linear import bag
+from xorflow.conditioners.linear import Dropout, bag
 from xorflow.conditioners.orderings import Order, image_shape
 from xorflow.conditioners.receptive_field import checked_skipped, coordinates, receptive_fields
 from xorflow.errors import ModelError
@@ -24,18 +24,6 @@ _SMALL = 0.02
 
 _STEPS_ON_CPU, _STEPS_ELSEWHERE = 2**15, 2**19
 """Rows times features that pass at a time where no gradient is wanted: what bounds the memory of an evaluation."""
-
-
-class Dropout(nn.Dropout):
-    """Dropout where gradients are taken, and only there: a likelihood or a sample is the whole network's in training too."""
-
-    @property
-    def share(self) -> float:
-        """The share of units left out of this pass."""
-        return self.p if self.training and torch.is_grad_enabled() else 0.0
-
-    def forward(self, input: Tensor) -> Tensor:
-        return dropout(input, self.share) if self.share else input
 
 
 def fresh(*shape: int) -> nn.Parameter:
@@ -184,8 +172,6 @@ class SequenceConditioner(Conditioner):
         for name, number, least in (("width", width, 1), ("depth", depth, 1), ("reach", reach, 0)):
             if number < least:
                 raise ModelError(f"{name} is at least {least}, and got {number}")
-        if not 0 <= dropout < 1:
-            raise ModelError(f"dropout is a share of at least 0 and below 1, and got {dropout}")
         self.width, self.depth, self.dropout, self.reach = width, depth, dropout, reach
         self.shape, self.skipped = image, checked_skipped(skipped, features)
         self._lay_out()

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from xorflow.conditioners.base import Sizes
+from xorflow.conditioners.linear import Dropout
 from xorflow.conditioners.orderings import Order
-from xorflow.conditioners.sequence import Core, Dropout, SequenceConditioner, SequenceNetwork
+from xorflow.conditioners.sequence import Core, SequenceConditioner, SequenceNetwork
 from xorflow.errors import ModelError
 
 Cache = list[tuple[Tensor, Tensor]]

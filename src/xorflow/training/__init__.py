@@ -1,8 +1,10 @@
 """Training: options, the loop, checkpoints, and runs as folders."""
 
 from xorflow._devices import out_of_memory_as_error, resolve_device, tf32_matmul
+from xorflow.training.auto import auto_fit
 from xorflow.training.build import build_data, build_estimator, build_flow, init_from_data
 from xorflow.training.checkpoint import Progress
+from xorflow.training.chow_liu import chow_liu
 from xorflow.training.combine import combine_runs, mixture_of
 from xorflow.training.config import HARMLESS, OPTIONS, Options, from_mapping, read_config
 from xorflow.training.folder import Run, load, open_run, read_config_file, read_metrics, read_result
@@ -53,9 +55,11 @@ __all__ = [
     "Registry",
     "Run",
     "Trainer",
+    "auto_fit",
     "build_data",
     "build_estimator",
     "build_flow",
+    "chow_liu",
     "combine_runs",
     "complete_result",
     "create_run",

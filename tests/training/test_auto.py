@@ -1,0 +1,130 @@
+"""The recipe for tables: a distribution, the same every time, that is as good as what it is made of."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from enumeration import all_states
+from xorflow import ConfigError, LatentFlow, Mixture
+from xorflow.conditioners import Stacked
+from xorflow.data import Dataset, Split
+from xorflow.evaluate import exact
+from xorflow.training import auto
+from xorflow.training.auto import auto_fit
+from xorflow.training.chow_liu import chow_liu
+from xorflow.training.registry import flow_from_spec, flow_to_spec
+from xorflow.training.results import independent_nll
+
+SIZES = (3, 2, 40, 2, 4)
+
+
+def table(rows: int = 600) -> Dataset:
+    """Columns that depend on those before; one has more values than trees are fitted for."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(rows, len(SIZES), generator=generator).mul(torch.tensor(SIZES)).long()
+    wide = torch.rand(rows, generator=generator) < 0.8
+    x[wide, 2] = 13 * x[wide, 0] + x[wide, 2] % 2
+    for d in (1, 3, 4):
+        kept = torch.rand(rows, generator=generator) < 0.8
+        x[kept, d] = (x[kept, d - 1] // 2) % SIZES[d]
+    train, validation, test = x.to(torch.uint8).tensor_split([rows * 2 // 3, rows * 5 // 6])
+    return Dataset("table", Split(train), Split(validation), Split(test), SIZES)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return auto_fit(table(), orderings=2, seed=3)
+
+
+def test_it_sums_to_one(found):
+    with torch.no_grad():
+        total = torch.logsumexp(found.model.log_likelihood(all_states(SIZES)), 0)
+    assert abs(float(total)) < 1e-4  # in float32
+
+
+def test_it_is_better_than_each_unit_and_than_a_tree(found):
+    data = table()
+    assert all(found.record["validation_nll"] < unit["validation_nll"] for unit in found.record["units"])
+    nll = exact(found.model, data.test).nll
+    tree = chow_liu(data.train.values, found.model.states)
+    assert nll < -float(tree.log_prob(data.test.values).mean())
+    assert nll < independent_nll(data, data.test) - 0.5
+
+
+def test_what_it_records_is_json_and_says_what_was_made(found):
+    record = found.record
+    assert json.loads(json.dumps(record)) == record
+    assert record["orderings"] == 2
+    assert record["ends"] == "so many orderings were asked for"
+    assert [*record["weights"]] == ["natural", "random:25"]
+    assert sum(record["weights"].values()) == pytest.approx(1, abs=1e-3)
+    assert {unit["kind"] for unit in record["units"]} == set(record["kinds"])
+    assert any("and not network" in reason for reason in record["reasons"])
+
+
+def test_the_validation_likelihood_is_that_of_the_model(found):
+    assert exact(found.model, table().validation).nll == pytest.approx(
+        found.record["validation_nll"], abs=1e-3
+    )
+
+
+def test_its_model_is_built_again_from_its_configuration(found):
+    again = flow_from_spec(json.loads(json.dumps(flow_to_spec(found.model))))
+    again.load_state_dict(found.model.state_dict())
+    x = table().test.values
+    with torch.no_grad():
+        assert torch.equal(again.eval().log_likelihood(x), found.model.log_likelihood(x))
+
+
+def test_columns_with_too_many_values_are_left_to_the_network(found):
+    assert isinstance(found.model, Mixture)
+    net = found.model.flows[0].layers[0].conditioner
+    assert isinstance(net, Stacked)
+    kinds = [*found.record["kinds"]]
+    weights = net.weights().detach()
+    trees = weights[kinds.index("trees")]
+    assert float(trees[2]) < float(trees[0]) / 2
+    assert float(weights[:, 2].max()) > 0.8
+
+
+def test_threads_and_repetition_change_nothing(found):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        again = auto_fit(table(), orderings=2, seed=3)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    weights = found.model.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in again.model.state_dict().items())
+
+
+def test_the_clock_decides_only_whether_another_ordering_is_begun(monkeypatch):
+    units = []
+    model = auto_fit(table(), minutes=0, observer=units.append)
+    assert isinstance(model.model, LatentFlow)
+    assert model.record["ends"] == "another ordering would not have ended in time"
+    assert model.record["orderings"] == 1
+    assert [unit["kind"] for unit in units] == ["trees", "network", "network with dropout"]
+    clock = iter(range(10**6))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    again = auto_fit(table(), orderings=1)
+    weights = again.model.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.model.state_dict().items())
+
+
+def test_without_trees_there_are_networks(monkeypatch):
+    monkeypatch.setattr(auto, "available", lambda: False)
+    found = auto_fit(table(300), orderings=1)
+    assert "trees" not in found.record["kinds"]
+    assert found.record["reasons"][0] == "no boosted trees: pip install 'xorflow[trees]'"
+
+
+def test_what_it_cannot_do_is_said():
+    data = table(60)
+    with pytest.raises(ConfigError, match="chooses by validation rows; keep some back"):
+        auto_fit(Dataset("all train", data.train, None, None, SIZES))
+    with pytest.raises(ConfigError, match="has 1 to 8 orderings; got 9"):
+        auto_fit(data, orderings=9)
