@@ -1,4 +1,4 @@
-"""Commands as processes of their own, whose streams are full, closed, a pipe that is left, or lack letters; their files may wait."""
+"""Commands as processes of their own, whose streams are full, closed, left by their reader or lack letters; files may wait."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def try_stream(world: World, chance: random.Random, folder: Path) -> str:
         env=os.environ | {"XORFLOW": XORFLOW[0], "OMP_NUM_THREADS": "1"} | environment, start_new_session=True,
     )  # fmt: skip
     try:
-        out, err = process.communicate(timeout=PATIENT)
+        _, err = process.communicate(timeout=PATIENT)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         require(False, "hang", what)
