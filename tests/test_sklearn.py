@@ -98,6 +98,15 @@ def test_arrays_of_objects_are_numbers_or_texts() -> None:
     assert model.measures_ == {"x0": "mass", "x1": "density per unit"}
     assert np.isfinite(model.score_samples(np.array([[7, 0.5], ["c", None]], object))).all()
     assert model.sample(5).dtype == object
+    truth = np.where(generator.random((60, 2)) < 0.2, None, generator.random((60, 2)) < 0.5)
+    model = FlowDensity(**_TINY).fit(truth)
+    assert np.isfinite(model.score_samples(model.sample(50))).all()
+
+
+def test_long_doubles_are_doubles() -> None:
+    rows = _rows(40, 0, 3)
+    same = [FlowDensity(**_TINY).fit(x).score_samples(x) for x in (rows, rows.astype(np.longdouble))]
+    np.testing.assert_array_equal(*same)
 
 
 def test_columns_are_of_the_kind_that_is_said() -> None:
@@ -172,7 +181,8 @@ def test_p_values_are_uniform_over_calibrations() -> None:
 def test_bad_arguments_are_errors_of_one_line() -> None:
     rows = _rows(40, 0, 3)
     for bad in ({"contamination": 0.7}, {"calibration": 1.0}, {"validation": -1}, {"orderings": 0}, {"epochs": 0},
-                {"columns": {"x0": "colour"}}, {"columns": {"zip": "category"}}, {"hidden": (0,)}):  # fmt: skip
+                {"columns": {"x0": "colour"}}, {"columns": {"zip": "category"}}, {"columns": 3}, {"hidden": (0,)},
+                {"rare": []}, {"rare": -1}):  # fmt: skip
         with pytest.raises(UserError) as error:
             FlowDetector(**_TINY | bad).fit(rows)
         assert isinstance(error.value, ValueError)

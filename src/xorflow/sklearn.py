@@ -190,6 +190,8 @@ class FlowDensity(BaseEstimator):
         return split | {"train": left}
 
     def _learn(self, table: pa.Table, split: Mapping[str, np.ndarray]) -> None:
+        if not isinstance(self.rare, numbers.Integral) or self.rare < 0:
+            raise ConfigError(f"rare is a number of rows, at least 0; got {self.rare!r}")
         seed = _seed(self.random_state)
         train = table.take(np.sort(split["train"]))
         schema = Schema.fit(train, self._wishes(train), rare=self.rare)
@@ -220,6 +222,10 @@ class FlowDensity(BaseEstimator):
 
     def _wishes(self, train: pa.Table) -> dict[str, Wish]:
         """What `columns` says; a number that looks like an identifier is one of the data all the same."""
+        if not isinstance(self.columns, Mapping | None):
+            raise ConfigError(
+                f'columns is kinds by names, such as {{"year": "category"}}; got {self.columns!r}'
+            )
         kinds = {name: kind_of(train[name], name)[0] for name in train.column_names}
         numbers = {name for name, kind in kinds.items() if kind is None and not is_text(train[name].type)}
         wishes = {name: {"kind": "number"} for name in numbers}
@@ -355,10 +361,16 @@ def _columns_of_frame(frame: Any, names: Sequence[str]) -> list[Any]:
 def _cells(values: np.ndarray) -> pa.Array:
     """A column of an array: its numbers or booleans; of objects and texts, numbers if all are, and otherwise texts."""
     if values.dtype.kind in "biufmM":
-        native = np.float32 if values.dtype == np.float16 else values.dtype.newbyteorder("=")
+        sizes = {
+            np.dtype(np.float16): np.float32,
+            np.dtype(np.longdouble): np.float64,
+        }  # which Arrow, or its kernels, lack
+        native = sizes.get(values.dtype.newbyteorder("="), values.dtype.newbyteorder("="))
         return pa.array(values.astype(native), from_pandas=True)
     given = values.tolist()
     there = [value for value in given if not _is_gap(value)]
+    if there and all(isinstance(value, bool | np.bool_) for value in there):
+        return pa.array([None if _is_gap(value) else bool(value) for value in given])
     if there and all(isinstance(value, numbers.Real) for value in there):
         return pa.array([None if _is_gap(value) else float(value) for value in given], pa.float64())
     return pa.array(

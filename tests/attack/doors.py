@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attack import data_files, options, python_edge, run_folders, tables
+from attack import data_files, options, python_edge, run_folders, scikit, tables
 from attack.rule import Door
 
 DOORS: dict[str, Door] = {
@@ -30,4 +30,4 @@ DOORS: dict[str, Door] = {
     "data sets in Python": python_edge.datasets,
     "fit": python_edge.fit,
     "load": python_edge.load,
-}
+} | ({"scikit-learn": scikit.estimators} if scikit.THERE else {})

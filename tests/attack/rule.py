@@ -218,6 +218,9 @@ def _strict_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".*torch.jit.script_method.*", category=DeprecationWarning)
+        warnings.filterwarnings(
+            "ignore", message="X (has|does not have valid) feature names"
+        )  # scikit-learn's own
         warnings.filterwarnings("ignore", message="unclosed", category=ResourceWarning)
         yield
 
