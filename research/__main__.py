@@ -11,6 +11,8 @@ import typer
 
 from research import results
 from research.command import RESULTS, command_of, print_error
+from research.debd import command as debd
+from research.debd.table import write_debd
 from research.depth.study import DEPTH
 from research.documents import update_documents
 from research.estimators import command as estimators
@@ -30,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="What the library was tried on: the paper's table, depth, gradient estimators, strong conditioners.",
+    help="What the library was tried on: the paper's table, depth, gradient estimators, strong conditioners, binary tables.",
 )
 
 
@@ -42,6 +44,7 @@ def _epilog(examples: Sequence[str]) -> str:
 for experiment in EXPERIMENTS:
     app.command(experiment.name, epilog=_epilog(experiment.examples))(command_of(experiment))
 app.command("estimators", epilog=_epilog(estimators.EXAMPLES))(estimators.estimators)
+app.command("debd", epilog=_epilog(debd.EXAMPLES))(debd.debd)
 
 
 @app.command("tables")
@@ -52,6 +55,9 @@ def tables(folder: Path = RESULTS) -> None:
         if results.exists(folder / name / "plan.json"):
             results.pack(folder / name)
             write(folder / name)
+    if results.records(folder / "debd", "runs"):
+        results.pack(folder / "debd")
+        write_debd(folder / "debd")
 
 
 @app.command("docs")

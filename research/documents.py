@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from research import option_tables
+from research.debd.table import debd_table
 from research.depth.table import part_table
 from research.estimators.training_table import objective_table
 from research.paper import table as paper
@@ -89,6 +90,7 @@ DOCUMENTS: dict[str, dict[str, Block]] = {
         for base in ("fixed", "learned")
     },
     "docs/options.md": option_tables.BLOCKS,
+    "docs/tables.md": {"debd": _of("debd/table.json", debd_table)},
     "docs/which_estimator.md": {
         "objectives": _of("estimators/table.json", objective_table),
     },

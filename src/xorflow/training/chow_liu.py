@@ -8,12 +8,11 @@ Of all trees, the one with the greatest sum of mutual informations along its edg
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from xorflow._states import Alphabet
 
 _MOST = 2**13
 """Values of all columns together; with more the table of all pairs would not fit into memory."""
@@ -42,9 +41,9 @@ class ChowLiu:
         return (self.log_p[places, above] - alone[above]).sum(-1) + alone[places[:, 0]]
 
 
-def chow_liu(x: Tensor, alphabet: Alphabet) -> ChowLiu | None:
+def chow_liu(x: Tensor, categories: Sequence[int]) -> ChowLiu | None:
     """The tree of rows (N, D), every pair of values counted with a pseudo-row in all; None if there are too many values."""
-    sizes = torch.tensor(alphabet.sizes)
+    sizes = torch.tensor(tuple(categories))
     if int(sizes.sum()) > _MOST:
         return None
     x, offsets = x.cpu(), sizes.cumsum(0) - sizes
