@@ -24,6 +24,7 @@ DOORS: dict[str, Door] = {
     "first words": options.first_words,
     "finished runs": run_folders.finished,
     "unfinished runs": run_folders.unfinished,
+    "forged weights": run_folders.forged,
     "bit flips": run_folders.bit_flips,
     "log_prob": python_edge.log_prob,
     "numbers in Python": python_edge.numbers,

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 import xorflow as xf
-from attack.damage import damaged_bytes, damaged_json, damaged_place, flipped, json_bytes
+from attack.damage import Chance, damaged_bytes, damaged_json, damaged_place, flipped, json_bytes
 from attack.right import require_finite, require_finite_scores, require_sums_to_one, require_trained
 from attack.rule import Case, require, strict_json
 from attack.world import FINISHED
 from command_line import SMALL
 from xorflow import UserError
 from xorflow.training import open_run
+from xorflow.training.checkpoint import load_tensors, save_tensors
 
 # ---- damage ----
 
@@ -77,6 +78,61 @@ def bit_flips(case: Case) -> None:
         require(case.command(*command).code == 2, "wrong", f"{command[0]} took weights with a bit flipped")
     found = case.python(lambda: xf.load(run))
     require(isinstance(found, UserError), "wrong", "load took weights with a bit flipped")
+
+
+def forged(case: Case) -> None:
+    """Weights that somebody changed, with the digests that belong to them: refused, or those of a distribution."""
+    chance = case.chance
+    kind = chance.choice(FINISHED)
+    run = case.world.copy(kind, case.folder / "run")
+    tensors = load_tensors(run, "weights")
+    for _ in range(chance.choice((1, 1, 2))):
+        name = chance.choice([*tensors])
+        how = chance.choice([*_FORGERIES])
+        case.note(kind, name, how)
+        tensors |= {name: _FORGERIES[how](tensors[name], chance)}
+    if chance.random() < 0.1:
+        tensors |= {chance.choice(("magic", "", "layers.9", "x" * 300)): torch.zeros(3)}
+    save_tensors(run, "weights", tensors)
+    overflows = any(
+        "largest" in note for note in case.notes
+    )  # for which Python has no error, and every command has
+    readers = (
+        (_score, _sample, _evaluate, _combine) if overflows else (_score, _sample, _load, _evaluate, _combine)
+    )
+    chance.choice(readers)(case, kind, "config.json")
+
+
+def _elsewhere(tensor: torch.Tensor, chance: Chance) -> torch.Tensor:
+    """Random values of the same type and shape; of integers, any that the type has."""
+    generator = torch.Generator().manual_seed(chance.randrange(2**32))
+    if tensor.is_floating_point():
+        return torch.randn(tensor.shape, generator=generator).to(tensor.dtype) * chance.choice((1.0, 30.0))
+    if tensor.dtype == torch.bool:
+        return torch.rand(tensor.shape, generator=generator) < 0.5
+    last = torch.iinfo(tensor.dtype).max
+    return torch.randint(0, chance.choice((2, 9, last)), tensor.shape, generator=generator).to(tensor.dtype)
+
+
+_FORGERIES: dict[str, Callable[[torch.Tensor, Chance], torch.Tensor]] = {
+    "other values": _elsewhere,
+    "zeros": lambda tensor, chance: torch.zeros_like(tensor),
+    "the largest": lambda tensor, chance: torch.full_like(tensor, _last(tensor)),
+    "not a number": lambda tensor, chance: tensor * float("nan") if tensor.is_floating_point() else tensor,
+    "another type": lambda tensor, chance: tensor.to(
+        chance.choice((torch.float64, torch.float16, torch.int64, torch.uint8))
+    ),
+    "another shape": lambda tensor, chance: chance.choice(
+        (tensor[:0], tensor[None], tensor.reshape(-1), torch.tensor(1.0))
+    ),
+    "repeated": lambda tensor, chance: torch.cat([tensor, tensor]) if tensor.dim() else tensor,
+}
+
+
+def _last(tensor: torch.Tensor) -> float | int | bool:
+    if tensor.is_floating_point():
+        return torch.finfo(tensor.dtype).max
+    return True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max
 
 
 # ---- who reads ----

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
-from tiny_runs import DEEP, StopAt, images_file, people_file, rows_file, tiny_options, train_run
+from tiny_runs import DEEP, StopAt, images_file, people_file, rows_file, tiny_dataset, tiny_options, train_run
+from xorflow import MADE, FactorisedBase, LatentFlow, Layer, fit
+from xorflow.conditioners import BoostedTrees, Stacked
 from xorflow.training import Interrupted, combine_runs
 
 COUPLING = {
@@ -73,6 +76,22 @@ def _unfinished(world: World, folder: Path) -> None:
     raise AssertionError("the run was not interrupted")
 
 
+def _trees(world: World, folder: Path) -> None:
+    """A model of trees stacked with a network, where the library that fits trees is there; without trees otherwise."""
+    dataset = tiny_dataset(rows=100)
+    trees = BoostedTrees(6, categories=3)
+    if importlib.util.find_spec("lightgbm") is not None:
+        trees.fit(dataset.train.values, dataset.train.values, threads=1)
+    stacked = Stacked([trees, MADE(6, (4,), categories=3)])
+    fit(
+        LatentFlow([Layer(stacked)], FactorisedBase(6, categories=3, learned=True)),
+        dataset,
+        out=folder,
+        epochs=1,
+        device="cpu",
+    )
+
+
 def _combined(world: World, folder: Path) -> None:
     combine_runs([world.run("table"), world.run("table")], folder)
 
@@ -84,6 +103,7 @@ KINDS: dict[str, Callable[[World, Path], None]] = {
     "transformer": _trained("rows", **TRANSFORMER),
     "mixture": _trained("people", **MIXTURE),
     "coupling": _trained("rows", **COUPLING),
+    "trees": _trees,
     "combined": _combined,
     "unfinished": _unfinished,
 }

@@ -11,10 +11,10 @@ from torch import Tensor
 from tiny_runs import StopAt, continue_run, read, rows_file, tiny_dataset, tiny_flow, tiny_options, train_run
 from xorflow import MADE, FactorisedBase, Layer, fit
 from xorflow.data import Dataset, Split
-from xorflow.errors import TrainingError
+from xorflow.errors import EvaluationError, TrainingError
 from xorflow.estimators import Loss, Rebar
 from xorflow.flows import LatentFlow, Mixture
-from xorflow.training import Interrupted, Options, create_run, finish_run
+from xorflow.training import Interrupted, Options, create_run, finish_run, report
 from xorflow.training.checkpoint import load_snapshot
 from xorflow.training.failure import where_not_finite
 
@@ -34,6 +34,16 @@ class Poison(StopAt):
             with torch.no_grad():
                 next(p for p in self.flow.parameters() if p.numel()).fill_(torch.nan)
         super().on_step(step)
+
+
+def test_what_layers_do_is_finite_or_an_error() -> None:
+    flow = tiny_flow(layers=2).eval()
+    with torch.no_grad():
+        flow.get_parameter("layers.0.conditioner.net.layers.0.bias").fill_(torch.finfo(torch.float32).max)
+    with pytest.raises(
+        EvaluationError, match="figures are finite numbers, and entropy of layer 1 on this split"
+    ):
+        report(flow, tiny_dataset(), 4, ("test",))
 
 
 def test_it_names_step_epoch_and_gradient_and_keeps_the_checkpoint(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -200,7 +201,24 @@ def _report_split(
     }
     if isinstance(flow, LatentFlow) and flow.has_posterior:
         figures["elbo_nll"] = evaluate.elbo(flow, split, memory=memory).nll
+    _require_numbers(figures)
     return figures
+
+
+def _require_numbers(figures: Mapping[str, Any]) -> None:
+    """Numbers overflow within a network, and a likelihood may still be finite."""
+    layers = enumerate(figures["layers"], 1)
+    named = [
+        *figures.items(),
+        *((f"{key} of layer {n}", value) for n, use in layers for key, value in use.items()),
+    ]
+    name = next(
+        (name for name, value in named if isinstance(value, float) and not math.isfinite(value)), None
+    )
+    if name is not None:
+        raise EvaluationError(
+            f"figures are finite numbers, and {name} on this split is none; train again with a smaller lr, or with clip=1"
+        )
 
 
 def independent_nll(dataset: Dataset, split: Split) -> float:
