@@ -75,7 +75,7 @@ def evaluate(
         splits = training.report(opened.flow, dataset, samples, ("test", "validation"), memory=most)
     training.complete_result(run, splits)
     if as_json:
-        typer.echo(json.dumps(splits | {"data": dataset.describe()}, indent=2))
+        typer.echo(json.dumps(splits | {"data": dataset.describe()}, indent=2, allow_nan=False))
         return
     columns = [_figures(row) for row in splits.values()]
     names = columns[0] if columns else ()

@@ -68,7 +68,7 @@ def score(
     if out is not None:
         _write_scores(out, values)
     if as_json:
-        typer.echo(json.dumps(log_p.summary() | {"log_prob": values.tolist()}))
+        typer.echo(json.dumps(log_p.summary() | {"log_prob": values.tolist()}, allow_nan=False))
     elif out is not None:
         typer.echo(
             f"wrote log p of {len(values)} rows ({log_p.kind}) to {out}; mean {float(values.mean()):.4f} nats"

@@ -334,4 +334,7 @@ def fixed_point(step: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
         if torch.equal(following, x):
             return x
         x = following
-    raise AssertionError("an autoregressive layer converges within D + 1 passes")
+    raise ModelError(
+        "an autoregressive layer is inverted within D + 1 passes, and this one is not: its logits are not finite, or its "
+        "network sees what it must not; train again with a smaller lr, or mend the network"
+    )
