@@ -4,6 +4,7 @@ import csv
 import random
 from pathlib import Path
 
+import pyarrow as pa
 import torch
 
 import xorflow as xf
@@ -25,11 +26,12 @@ flow = xf.LatentFlow([xf.Layer(network)], base)
 result = xf.fit(flow, table, init="data", epochs=10)
 print(f"test: {result['test']['nll']:.3f} nats; independent columns {result['independent_nll']:.3f}")
 
-assert table.codec is not None
-odd = torch.tensor(table.codec.encode([("winter", "bicycle", "2"), ("winter", "train", "2")]))
+assert table.schema is not None
+odd = pa.table({"season": ["winter"] * 2, "transport": ["bicycle", "train"], "guests": [2, 2]})
 with torch.no_grad():
-    by_column = flow().log_prob_by_feature(odd)  # each column given those before it; their sum is log p
-for row, log_probs in zip(table.codec.decode(odd), by_column, strict=True):
+    # each column given those before it; their sum is log p
+    by_column = flow().log_prob_by_feature(torch.tensor(table.schema.encode(odd)))
+for row, log_probs in zip(odd.to_pylist(), by_column, strict=True):
     print(row, f"log p = {log_probs.sum():.2f}, by column", [round(float(value), 2) for value in log_probs])
 
-print("new rows:", table.codec.decode(flow().sample((3,))))
+print("new rows:", table.schema.decode(flow().sample((3,))).to_pylist())

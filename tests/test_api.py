@@ -11,7 +11,7 @@ PUBLIC = {
         MADE MLP CausalTransformer CheckpointError Conditioner ConfigError Coupling DataError
         FactorisedBase Flow Intractable LatentFlow Layer LogLikelihood Mixture ModelError
         ModularAffine ModularShift Recurrent TableModel Trace Transform UserError Xor data estimators evaluate
-        auto_fit fit load refit_base
+        auto_fit fit load refit_base save
     """,
     "xorflow.estimators": """
         ARMS ELBO VIMCO All Analytic Baseline Bias Bound Concrete Credit Descendants DisARM

@@ -14,7 +14,7 @@ from xorflow.errors import (
 from xorflow.evaluate import LogLikelihood
 from xorflow.flows import Flow, LatentFlow, Layer, Mixture, Trace, refit_base
 from xorflow.table_model import TableModel
-from xorflow.training import auto_fit, fit, load
+from xorflow.training import auto_fit, fit, load, save
 from xorflow.transforms import ModularAffine, ModularShift, Transform, Xor
 
 __all__ = [
@@ -49,4 +49,5 @@ __all__ = [
     "fit",
     "load",
     "refit_base",
+    "save",
 ]

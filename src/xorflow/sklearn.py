@@ -16,8 +16,8 @@ from xorflow.conditioners import MADE
 from xorflow.data import Dataset, Split
 from xorflow.data.checks import narrow
 from xorflow.data.columns.types import is_text
-from xorflow.data.files import shuffled
 from xorflow.data.kinds import kind_of
+from xorflow.data.parts import shuffled
 from xorflow.data.schema import Schema
 from xorflow.data.schema_file import Wish, read_wishes
 from xorflow.errors import ConfigError, DataError

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 import xorflow as xf
@@ -17,6 +18,8 @@ from attack.world import FINISHED
 from tiny_runs import rows_array, tiny_dataset, tiny_flow
 from xorflow import UserError
 from xorflow.data import Dataset, Split
+
+TABLE = pa.table({name: ["x", "y", "x"] for name in "abcdef"})
 
 _TYPES = (
     torch.uint8,
@@ -133,8 +136,9 @@ def datasets(case: Case) -> None:
                 categories=categories,
             ),
             lambda: xf.data.write_rows(path, x, None),
-            lambda: xf.data.Codec.integers((3,) * 6).decode(x),
-            lambda: xf.data.Codec.integers((3,) * 6).encode(x),
+            lambda: xf.data.Schema.fit(TABLE).decode(x),
+            lambda: xf.data.Schema.fit(TABLE).encode(x),
+            lambda: xf.data.load(x),
         )
     )
     found = case.python(how, also=(TypeError,), writes=(path.name,))

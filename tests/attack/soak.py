@@ -50,8 +50,8 @@ def _go_round(world: World, name: str) -> None:
     opened = open_run(run)
     evaluate.greedy(opened.flow, opened.data().train)
     x = opened.flow().sample((50,))
-    xf.data.write_rows(run / "rows.npy", x, opened.codec)
-    rows = xf.data.load_rows(run / "rows.npy", categories=opened.flow.states.sizes, codec=opened.codec)
+    xf.data.write_rows(run / "rows.npy", x, opened.schema)
+    rows = xf.data.load_rows(run / "rows.npy", categories=opened.flow.states.sizes, schema=opened.schema)
     if opened.flow.has_closed_form:
         evaluate.exact(opened.flow, rows)
     else:

@@ -42,8 +42,8 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "foreign": (lambda run: (run / "config.json").unlink(), "the run's configuration is missing"),
     "not JSON": (lambda run: truncate(run / "config.json"), "the run's configuration is damaged"),
     "newer": (
-        lambda run: edit(run, version=7, model=None),
-        "has version 7, and this xorflow reads",
+        lambda run: edit(run, version=8, model=None),
+        "has version 8, and this xorflow reads",
     ),
     "older": (
         lambda run: edit(run, version=3, hidden=[16]),
@@ -111,11 +111,13 @@ def test_names_that_no_file_can_have_are_refused(
     """JSON knows halves of letters; UTF-8 does not."""
     run = tmp_path / "run"
     shutil.copytree(people / "run", run)
-    kept = json.loads((run / "config.json").read_text(encoding="utf-8"))["data_format"]
-    column = kept["codec"]["names"] if where == "names" else kept["codec"]["values"][0]
-    column[0] = "\ud800"
-    edit(run, data_format=kept)
-    assert "this one is damaged" in xorflow("sample", run, "--out", tmp_path / "new.csv").refused()
+    kept = json.loads((run / "schema.json").read_text(encoding="utf-8"))
+    if where == "names":
+        kept["order"][0] = kept["columns"][0]["name"] = "\ud800"
+    else:
+        kept["columns"][0]["values"][-1] = "\ud800"
+    (run / "schema.json").write_text(json.dumps(kept), encoding="utf-8")
+    assert "restore" in xorflow("sample", run, "--out", tmp_path / "new.csv").refused()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_evaluation_needs_the_data_of_the_training(tmp_path: Path, xorflow: Comm
     assert xorflow("train", "--data", data, "--out", tmp_path / "run", *SMALL).code == 0
     text = data.read_text(encoding="utf-8")
     data.write_text(text.replace("ox", "yak"), encoding="utf-8")
-    assert "the set of categories of" in xorflow("evaluate", tmp_path / "run").refused()
+    assert "the set of columns or values of" in xorflow("evaluate", tmp_path / "run").refused()
     data.unlink()
     assert "people.csv" in xorflow("evaluate", tmp_path / "run").refused()
 
@@ -201,7 +203,7 @@ def test_samples_and_scores_that_cannot_be_written(
     people: Path, rows: Path, xorflow: Command, name: str
 ) -> None:
     for said in (
-        xorflow("sample", people / "run", "--out", rows / name),
+        xorflow("sample", people / "run", "--out", rows / Path(name).with_suffix(".csv")),
         xorflow("score", people / "run", "--data", people / "people.csv", "--out", rows / name),
     ):
         assert "Not a directory" in said.refused()

@@ -21,7 +21,7 @@ def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
         ("--estimator reinforce", "estimator is one of maximum-likelihood, straight-through, score-function"),
         ("--estimator maximum-likelihood:draws=4", "estimator 'maximum-likelihood' takes samples"),
         ("--estimator maximum-likelihood:samples=x", "whole number; got 'x'"),
-        ("--bogus 3", "No such option: --bogus; the options are data, categories,"),
+        ("--bogus 3", "No such option: --bogus; the options are data, validation_data,"),
         ("--epoch 3", "No such option: --epoch; did you mean 'epochs'?"),
         ("--hidden 8", "No such option: --hidden; hidden is a setting, as in conditioner=made:hidden=VALUE"),
         ("--order random", "No such option: --order; give it as --set order=VALUE"),
@@ -67,7 +67,10 @@ def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
         ("--set precision=16-mixed", "precision is one of auto, 32-true, tf32, bf16-mixed, 64-true; got"),
         ("--set test=500", "lower validation= and test="),
         ("--set validation=3.5", "a number of rows, got 3.5"),
-        ("--data digits", "data is 'mnist' or a .npy, .npz or .csv file; got 'digits'"),
+        (
+            "--data digits",
+            "data is 'mnist' or a file, .npy, .npz, .csv, .tsv, .data, .parquet, .feather, .arrow; got 'digits'",
+        ),
         ("--data none.csv", "none.csv"),
         ("--seed 99999999999999999999", "seed is below 1,099,511,627,776"),
         ("--config none.toml", "--config none.toml cannot be read: No such file"),
@@ -90,8 +93,8 @@ def test_resume_needs_a_folder(xorflow: Command) -> None:
         ("a.toml", "epoch = 3", "there is no option 'epoch'"),
         ("b.toml", 'epochs = "3"', "epochs is a whole number; got '3'"),
         ("c.toml", "epochs = = 3", "no readable TOML"),
-        ("d.json", '{"version": 7}', "has version 7, and this xorflow reads"),
-        ("e.json", '{"version": 6, "epochs": []}', "epochs is a whole number; got []"),
+        ("d.json", '{"version": 8}', "has version 8, and this xorflow reads"),
+        ("e.json", '{"version": 7, "epochs": []}', "epochs is a whole number; got []"),
         ("f.json", "nothing", "no readable JSON"),
     ],
 )
@@ -112,11 +115,14 @@ def test_labels_are_of_mnist_only(xorflow: Command, tmp_path: Path) -> None:
         ("sample RUN --count 0", "Invalid value for '--count'"),
         ("sample RUN --seed -1", "Invalid value for '--seed'"),
         ("sample RUN --flow backwards", "'backwards' is not one of 'latent', 'deterministic', 'refitted'"),
-        ("sample RUN --out x.txt", "--out is a .npy or .csv file for this run; got 'x.txt'"),
+        (
+            "sample RUN --out x.txt",
+            " or .parquet or .feather or .arrow file for this run; got 'x.txt'",
+        ),
         ("sample RUN --out x.png", "got 'x.png'"),
         ("sample RUN --device cuda:63", "is not there"),
         ("sample RUN --quote-formulas --json", "--quote-formulas is for a .csv file, and the output is JSON"),
-        ("sample RUN --quote-formulas --out x.npy", "is for a .csv file, and the output is x.npy"),
+        ("sample RUN --quote-formulas --out x.arrow", "is for a .csv file, and the output is x.arrow"),
         ("evaluate RUN --samples 0", "Invalid value for '--samples'"),
         (
             "evaluate RUN --memory lots",
@@ -152,9 +158,16 @@ def test_reading_commands(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("colour,size\nred,L\n", "the model has D = 4 features, but the rows of"),
-        ("colour,size,pet,rooms\nred,L,unicorn,2\n", "holds 'unicorn', which is none of"),
-        ("colour,size,pet,rooms\nred,L,,2\n", "is empty"),
+        (
+            "colour,size\nred,L\n",
+            "new.csv has no 'pet', 'rooms': it has 'colour', 'size'; add what is lacking",
+        ),
+        (
+            "colour,size,pet,rooms\nred,L,ox,many\n",
+            "new.csv: column 'rooms' holds numbers, and a cell is none",
+        ),
+        ("red,L,ox,2\n", "or say --no-header if its first line is a row of all columns in order"),
+        ("colour,size,pet,rooms\nred,L,2\n", "every row has as many cells as the first"),
         ("", "new.csv"),
     ],
 )

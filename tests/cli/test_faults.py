@@ -15,12 +15,13 @@ FAULTS = (ValueError, KeyError, OSError, RuntimeError)
 
 PLACES = {
     # loading data
-    "xorflow.data.table._sorted_values": "train --data people.csv",
-    "xorflow.data.table._rows": "train --data people.csv",
-    "xorflow.data.files._divide": "train --data people.csv",
+    "xorflow.data.delimited._trimmed": "train --data people.csv",
+    "xorflow.data.kinds.type_of_texts": "train --data people.csv",
+    "xorflow.data.schema.kind_of": "train --data people.csv",
+    "xorflow.data.table.drawn": "train --data people.csv",
     "xorflow.data.arrays._type": "train --data rows.npy",
     "xorflow.data.arrays.math.prod": "train --data rows.npy",
-    "xorflow.data.files.as_rows": "score RUN --data rows.npy",
+    "xorflow.data.arrays.as_rows": "train --data rows.npy",
     # loading a run
     "xorflow.training.registry.call_of": "train --data people.csv",
     "xorflow.training.registry._count": "evaluate RUN",
@@ -36,9 +37,9 @@ PLACES = {
     "xorflow.training.results.latent_components": "evaluate RUN",
     # sampling and scores
     "xorflow.flows.LatentFlow.sample_with": "sample RUN",
-    "xorflow.data.table.Codec.decode": "sample RUN --json",
+    "xorflow.data.Schema.decode": "sample RUN --json",
     "xorflow.cli.sample.image_grid": "train --data images.npy --set categories=2",
-    "xorflow.data.table._look_up": "score RUN --data people.csv",
+    "xorflow.data.schema.of_type": "score RUN --data people.csv",
 }
 
 

@@ -41,12 +41,15 @@ def test_three_commands_from_a_table_to_scores(tmp_path: Path, xorflow: Command)
 def test_the_folder_of_a_run_on_words(people: Path) -> None:
     names = {path.name for path in (people / "run").iterdir()}
     assert names == {
-        "config.json", "weights.index.json", "weights.safetensors", "metrics.jsonl", "result.json", "samples.csv"
+        "config.json", "weights.index.json", "weights.safetensors", "metrics.jsonl", "result.json", "samples.csv",
+        "schema.json",
     }  # fmt: skip
     samples = table(people / "run/samples.csv")
     assert tuple(samples[0]) == COLUMNS
     seen = [set(column) for column in zip(*table(people / "people.csv")[1:], strict=True)]
-    assert all(cell in seen[d] for row in samples[1:] for d, cell in enumerate(row))
+    assert all(
+        cell in (*seen[d], "") for row in samples[1:] for d, cell in enumerate(row)
+    )  # "": what was never seen
     assert len(samples) == 101
 
 
@@ -97,7 +100,7 @@ def test_score_is_the_log_likelihood_of_the_flow(people: Path, xorflow: Command)
     run, data = people / "run", people / "people.csv"
     found = json.loads(xorflow("score", run, "--data", data, "--json").out)
     opened = open_run(run)
-    x = load_rows(data, categories=opened.flow.states.sizes, codec=opened.codec)
+    x = load_rows(data, categories=opened.flow.states.sizes, schema=opened.schema)
     expected = opened.flow().log_prob(x.long()).double()
     assert found["kind"] == "exact"
     assert found["rows"] == 200
@@ -110,7 +113,7 @@ def test_the_deterministic_reading_scores_with_the_greedy_flow(people: Path, xor
     run, data = people / "run", people / "people.csv"
     found = json.loads(xorflow("score", run, "--data", data, "--json", "--flow", "deterministic").out)
     opened = open_run(run)
-    x = load_rows(data, categories=opened.flow.states.sizes, codec=opened.codec)
+    x = load_rows(data, categories=opened.flow.states.sizes, schema=opened.schema)
     assert found["log_prob"] == pytest.approx(xf.evaluate.greedy(opened.flow, x).values.tolist(), abs=1e-9)
 
 
@@ -137,11 +140,11 @@ def test_two_layers_have_a_bound_and_say_so(deep: Path, xorflow: Command) -> Non
 
 
 def test_the_refitted_reading_scores_as_reports_say(people: Path, xorflow: Command, tmp_path: Path) -> None:
-    held_out = tmp_path / "test.csv"
+    held_out = tmp_path / "test.parquet"
     run = open_run(people / "run")
     dataset = run.data()
     assert dataset.test is not None
-    write_rows(held_out, dataset.test.values, run.codec)
+    write_rows(held_out, dataset.test.values, run.schema)
     found = json.loads(
         xorflow("score", people / "run", "--data", held_out, "--json", "--flow", "refitted").out
     )

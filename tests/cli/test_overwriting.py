@@ -47,7 +47,8 @@ def test_neither_does_the_file_that_a_run_was_trained_on_go(
 @pytest.mark.parametrize("suffix", [".csv", ".npy"])
 def test_other_files_go_only_with_force(people: Path, folder: Path, xorflow: Command, suffix: str) -> None:
     out = folder / f"out{suffix}"
-    for command in (("sample", people / "run"), ("score", people / "run", "--data", folder / "new.csv")):
+    commands = [("score", people / "run", "--data", folder / "new.csv")]
+    for command in commands + [("sample", people / "run")] * (suffix != ".npy"):
         out.write_text("mine")
         assert "--out replaces a file only with --force" in xorflow(*command, "--out", out).refused()
         assert out.read_text() == "mine"
@@ -55,7 +56,7 @@ def test_other_files_go_only_with_force(people: Path, folder: Path, xorflow: Com
         assert out.read_bytes() != b"mine"
     out.unlink()
     out.symlink_to(folder / "nowhere")
-    assert "only with --force" in xorflow("sample", people / "run", "--out", out).refused()
+    assert "only with --force" in xorflow(*commands[0], "--out", out).refused()
 
 
 def test_an_out_that_cannot_be_written_is_refused_before_anything_is_computed(
@@ -77,7 +78,7 @@ def test_new_files_are_for_whom_the_umask_says(
 ) -> None:
     before = os.umask(mask)
     try:
-        for name in ("x.csv", "x.npy"):
+        for name in ("x.csv", "x.feather"):
             assert xorflow("sample", people / "run", "--out", folder / name).code == 0
         assert (
             xorflow("score", people / "run", "--data", folder / "new.csv", "--out", folder / "y.csv").code
@@ -88,6 +89,7 @@ def test_new_files_are_for_whom_the_umask_says(
     finally:
         os.umask(before)
     made = [
-        folder / name for name in ("x.csv", "x.npy", "y.csv", "both/config.json", "both/weights.safetensors")
+        folder / name
+        for name in ("x.csv", "x.feather", "y.csv", "both/config.json", "both/weights.safetensors")
     ]
     assert {path.stat().st_mode & 0o777 for path in made} == {0o666 & ~mask}

@@ -57,10 +57,9 @@ def test_bad_arrays(tmp_path: Path, array: np.ndarray, options: dict, message: s
     refused(tmp_path / "x.npy", message, **options)
 
 
-def test_stated_categories_allow_a_constant_column(tmp_path: Path, write: Callable[[str, str], Path]) -> None:
+def test_stated_categories_allow_a_constant_column(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", GOOD * [1, 0])
     assert load(tmp_path / "x.npy", categories=3).categories == (3, 3)
-    assert load(write("x.csv", "0,1\n1,1\n0,1\n"), categories=2).categories == (2, 2)
 
 
 def test_truncated_and_altered_npy(tmp_path: Path) -> None:
@@ -114,45 +113,52 @@ def test_npz_with_the_wrong_arrays(tmp_path: Path) -> None:
     refused(path, "rows of one shape")
 
 
+def test_a_table_with_nothing_to_model(write: Callable[[str, str], Path]) -> None:
+    path = write("x.csv", "".join(f"id{n}\n" for n in range(50)))
+    refused(path, "data must have a column that can be modelled, and all are left out: 'id0': an identifier")
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "options", "message"),
     [
-        ("a,b\n1,2\n3\n", "as many cells as the first, 2: .*line 3 has 1"),
-        ("1,2\n3,4\n5,6,7\n", "line 3 has 3"),
-        ("a,b\n1,x\n2,\n1,y\n", "every cell needs a value: .*line 3, column 'b' is empty"),
-        ("1,x\n2,  \n1,y\n", "line 2, column 2 is empty"),
-        ('a,b\n"1\n",x\n2,\n1,y\n', "line 4, column 'b' is empty"),
-        ("a,b\n1,2\n\n3,4\n", "line 3 is blank but more rows follow"),
-        ("a,a\n1,2\n2,1\n", "uses a name twice: a; rename"),
-        (",a\n1,2\n2,1\n", "header of .* has none for column 1"),
-        ("a,b\n", "only a header, a,b"),
-        ("\n\n", "at least one row, got none"),
-        ("a,b\n1,2\n", "needs 3 rows or more"),
-        ("a,b\n1,x\n1,y\n1,x\n", "1 of 2 are constant: first column 'a', always 1"),
-        ("a;b\n1;2\n2;1\n", "separated by commas: .*line 1 has 'a;b'"),
-        ('a,b\n1,"2\n2,1\n', "no valid CSV .* truncated within quotes"),
+        ("a,b\n1,2\n", {}, "needs 3 rows or more"),
+        ("a,b\n1,2\n", {"validation": 0, "test": 0, "categories": 2}, "categories= is of arrays"),
+        ("a,b\n1,2\n", {"part": "c"}, "part= names a column, and there is no 'c' among 'a', 'b'"),
+        (
+            "a,b\ntrain,2\nlater,2\n",
+            {"part": "a"},
+            "column 'a' names the part of each row, .* one row has 'later'",
+        ),
+        ("a,b\ntest,2\ntest,2\n", {"part": "a"}, "no row is to train"),
+        (
+            "a,b\ntrain,2\ntest,2\n",
+            {"part": "a", "test": 0.5},
+            "test= draws rows, and which rows those are is said",
+        ),
+        ("a,b\ntrain,2\ntest,2\n", {"part": "a", "test_data": "x.csv"}, "leave out part, or test_data"),
+        ("a,b\n" + "1,2\n" * 9, {"schema": {"columns": {"c": {"kind": "number"}}}}, "there is no 'c'"),
+        (
+            "a,b\n" + "1,2\n1,2020\n1e400,7\n" * 9,
+            {"header": True},
+            "numbers are finite: column 'a' holds '1e400'",
+        ),
     ],
 )
-def test_bad_csv(write: Callable[[str, str], Path], text: str, message: str) -> None:
-    refused(write("x.csv", text), message)
+def test_bad_tables(write: Callable[[str, str], Path], text: str, options: dict, message: str) -> None:
+    refused(write("x.csv", text), message, **options)
 
 
-def test_csv_that_is_not_utf8(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    path.write_bytes("a,b\né,1\n".encode("latin-1"))
-    refused(path, "must be UTF-8 text: .* byte 4 is not; save it as UTF-8")
-
-
-def test_a_column_of_identifiers_is_refused(write: Callable[[str, str], Path]) -> None:
-    path = write("x.csv", "\n".join(f"id{n},{n % 2}" for n in range(2**16 + 1)))
-    refused(path, "column 1 has 65537 different values")
+def test_a_column_that_changes_its_type_between_files(write: Callable[[str, str], Path]) -> None:
+    train, other = write("train.csv", "a,b\n" + "1,x\n2,y\n" * 9), write("test.csv", "a,b\nmany,x\n")
+    refused(train, "test.csv: column 'a' holds numbers, and a cell is none", test_data=other)
+    refused(train, "test.csv has no 'a'", test_data=write("test.csv", "b\nx\n"))
 
 
 def test_paths(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("1")
     (tmp_path / "x.csv").touch()
     refused(tmp_path, "is a folder; name one file in it")
-    refused(tmp_path / "x.txt", r"data files end in \.npy, \.npz, \.csv, got .*x\.txt")
+    refused(tmp_path / "x.txt", r"data files end here in \.npy, \.npz, \.csv, .* got .*x\.txt")
     refused(tmp_path / "none.npy", "does not exist")
     refused(tmp_path / "x.csv", r"is empty \(0 bytes\)")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from xorflow._math import philox_raw
 from xorflow.data import binarise
-from xorflow.data.files import shuffled
+from xorflow.data.parts import shuffled
 from xorflow.errors import DataError
 
 

@@ -4,11 +4,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from xorflow.data import Dataset, load
-from xorflow.errors import DataError
 
 
 def save(path: Path, array: np.ndarray) -> Path:
@@ -39,7 +39,7 @@ def test_npy_of_any_type(tmp_path: Path, dtype) -> None:
     }
     assert data.train.values.dtype == torch.uint8
     assert rows_of(data) == sorted(x.tolist())
-    assert data.codec is None
+    assert data.schema is None
     assert data.name == "x.npy"
 
 
@@ -109,21 +109,13 @@ def test_npz_with_one_array_or_with_parts(tmp_path: Path) -> None:
 def test_csv_with_header_text_and_integers(write) -> None:
     lines = [f'{"red" if n % 2 else "blue"},{n % 3 * 5 - 5},"a, b{n % 2}"' for n in range(30)]
     data = load(write("x.csv", "colour,size,note\n" + "\n".join(lines) + "\n\n"))
-    assert data.codec is not None
-    assert data.codec.names == ("colour", "size", "note")
-    assert data.codec.values == (("blue", "red"), (-5, 0, 5), ("a, b0", "a, b1"))
-    assert data.categories == (2, 3, 2)
-    cells = [row for split in data.parts.values() for row in data.codec.decode(split.values)]
-    expected = [[("red" if n % 2 else "blue"), str(n % 3 * 5 - 5), f"a, b{n % 2}"] for n in range(30)]
-    assert sorted(cells) == sorted(expected)
-
-
-def test_csv_without_header_and_with_marks_of_other_systems(write) -> None:
-    data = load(write("x.CSV", "\ufeff0,a\r\n1,b\r\n0,b\r\n1,é\r\n"))
-    assert data.codec is not None
-    assert data.codec.names is None
-    assert data.codec.values == ((0, 1), ("a", "b", "é"))
-    assert sum(map(len, data.parts.values())) == 4
+    assert data.schema is not None
+    assert data.schema.names == ("colour", "size", "note")
+    assert data.categories == (3, 4, 3)
+    assert data.notes[0].endswith("x.csv names the columns (--no-header if it is a row)")
+    held_out = [data.parts[name].values.numpy() for name in ("validation", "test")]
+    cells = [tuple(row.values()) for part in held_out for row in data.schema.decode(part).to_pylist()]
+    assert {*cells} <= {("red" if n % 2 else "blue", n % 3 * 5 - 5, f"a, b{n % 2}") for n in range(30)}
 
 
 def test_header_can_be_stated(write) -> None:
@@ -131,22 +123,45 @@ def test_header_can_be_stated(write) -> None:
     assert sum(map(len, load(path).parts.values())) == 7
     stated = load(path, header=True)
     assert sum(map(len, stated.parts.values())) == 6
-    assert stated.codec is not None
-    assert stated.codec.names == ("0", "1")
-    words = write("y.csv", "a,b\nx,y\nx,z\nw,y\n")
-    assert sum(map(len, load(words).parts.values())) == 3
-    assert sum(map(len, load(words, header=False).parts.values())) == 4
+    assert stated.schema is not None
+    assert stated.schema.names == ("0", "1")
 
 
-def test_csv_with_stated_categories(write) -> None:
-    path = write("x.csv", "a,b\n" + "0,1\n2,1.0\n" * 3)
-    data = load(path, categories=(4, 2))
-    assert data.categories == (4, 2)
-    assert rows_of(data) == [[0, 1]] * 3 + [[2, 1]] * 3
-    with pytest.raises(DataError, match=r"line 3, column 'a' holds '2', which is none of 0, 1"):
-        load(path, categories=2)
-    with pytest.raises(DataError, match=r"categories= is for columns of integers.*'a' holds 'x'"):
-        load(write("y.csv", "a,b\nx,1\ny,2\nx,2\n"), categories=3)
+TEXT = "word,number\n" + "".join(f"{'ab'[n % 2]},{n % 3}\n" for n in range(30))
+
+
+def test_parts_are_files(write, tmp_path: Path) -> None:
+    test = write("test.csv", "number,extra,word\n2,1,b\n7,1,c\n")
+    data = load(write("x.csv", TEXT), test_data=test)
+    assert data.describe()["sizes"] == {"train": 27, "validation": 3, "test": 2}
+    assert data.test is not None
+    assert data.test.values.tolist() == [[1, 2], [2, 3]]
+    assert data.notes[1].endswith("test.csv has columns that are ignored: 'extra'")
+    pd.read_csv(test).to_parquet(tmp_path / "test.parquet")
+    same = load(
+        pd.read_csv(write("x.csv", TEXT)), test_data=tmp_path / "test.parquet", validation_data=str(test)
+    )
+    assert same.describe()["sizes"] == {"train": 30, "validation": 2, "test": 2}
+    np.save(tmp_path / "a.npy", grid(20, 2, 2))
+    np.save(tmp_path / "b.npy", grid(8, 2, 2))
+    arrays = load(tmp_path / "a.npy", test_data=tmp_path / "b.npy")
+    assert arrays.describe()["sizes"] == {"train": 20, "test": 8}
+
+
+def test_parts_are_named_by_a_column(write) -> None:
+    rows = [f"{'ab'[n % 2]},{'dev' if n < 4 else 'Test' if n < 10 else 'training'}" for n in range(30)]
+    data = load(write("x.csv", "word,part\n" + "\n".join(rows)), part="part")
+    assert data.describe()["sizes"] == {"train": 20, "validation": 4, "test": 6}
+    assert data.schema is not None
+    assert [*data.schema.left_out] == ["part"]
+
+
+def test_frames_arrays_and_tensors_are_loaded() -> None:
+    for values in (grid(20, 2, 3), torch.from_numpy(grid(20, 2, 3)), grid(20, 2, 3).tolist()):
+        assert load(values).categories == (2, 3)
+    data = load(pd.DataFrame({"a": ["x", "y"] * 15}), rare=20)
+    assert data.name == "frame"
+    assert data.categories == (2,)
 
 
 def test_ten_thousand_csv_rows_are_quick(write) -> None:
@@ -155,4 +170,6 @@ def test_ten_thousand_csv_rows_are_quick(write) -> None:
     start = time.perf_counter()
     data = load(path)
     assert time.perf_counter() - start < 2  # 0.03 s on an idle core; the rest is for busy ones
-    assert rows_of(data) == sorted(draws.tolist())
+    assert data.schema is not None
+    assert data.test is not None
+    assert data.schema.decode(data.test.values.numpy()).num_rows == 1000

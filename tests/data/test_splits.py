@@ -3,10 +3,11 @@
 import json
 import math
 
+import pyarrow as pa
 import pytest
 import torch
 
-from xorflow.data import Codec, Dataset, Split, binarise
+from xorflow.data import Dataset, Schema, Split, binarise
 from xorflow.errors import DataError
 
 
@@ -131,9 +132,9 @@ def test_misuse_is_explained(act, message: str) -> None:
 
 
 def test_dataset_describes_itself_in_json() -> None:
-    codec = Codec(None, ((0, 1), ("a", "b", "c")))
+    schema = Schema.fit(pa.table({"a": ["x", "y"]}))
     rows = torch.tensor([[0, 2], [1, 0]], dtype=torch.uint8)
-    data = Dataset("mine", Split(rows), None, Split(rows), (2, 3), codec=codec, seed=4)
+    data = Dataset("mine", Split(rows), None, Split(rows), (2, 3), schema=schema, seed=4)
     told = json.loads(json.dumps(data.describe()))
     assert told["sizes"] == {"train": 2, "test": 2}
     assert told["categories"] == [2, 3]
@@ -143,7 +144,7 @@ def test_dataset_describes_itself_in_json() -> None:
     assert told["binarisation"].startswith("none")
     assert data.features == 2
     assert data.context_features == 0
-    assert data.to("cpu").codec is codec
+    assert data.to("cpu").schema is schema
 
 
 def test_dataset_parts_must_agree() -> None:

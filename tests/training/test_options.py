@@ -163,7 +163,7 @@ def test_an_unknown_key_is_named_with_the_known_ones() -> None:
         ("batchsize", "did you mean 'batch_size'?"),
         ("hidden", "hidden is a setting, as in conditioner=made:hidden=VALUE"),
         ("hiden", "hidden is a setting, as in conditioner=made:hidden=VALUE"),
-        ("blocks", "the options are data, categories"),
+        ("blocks", "the options are data, validation_data"),
         ("p0", "p0 is a setting, as in base=learned:p0=VALUE"),
         ("sum_last", "as in estimator=score-function:sum_last=VALUE"),
     ],

@@ -26,6 +26,7 @@ from xorflow.cli.runs import (
     chosen_flow,
 )
 from xorflow.data import write_rows
+from xorflow.data.tables import SUFFIXES
 from xorflow.errors import ConfigError
 from xorflow.flows import Flow, LatentFlow, Mixture
 from xorflow.training import Run, out_of_memory_as_error
@@ -35,7 +36,7 @@ def sample(
     run: RunArgument,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 100,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="A .png (images), .npy or .csv file to write.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A file to write: as the data's; .png of images.")] = None,
     flow: FlowOption = Which.LATENT,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -50,8 +51,7 @@ def sample(
     """Draw new rows from a run."""
     opened = training.open_run(run, device=device)
     if out is not None:
-        suffixes = (".npy", ".csv", ".png") if _is_image(opened) else (".npy", ".csv")
-        check_out(out, suffixes, (opened.options.data,), force)
+        check_out(out, _suffixes(opened), (opened.options.data,), force)
     elif not as_json:
         out = _free_name(opened)
     if quote_formulas and (out is None or out.suffix.lower() != ".csv"):
@@ -62,9 +62,12 @@ def sample(
     with out_of_memory_as_error("lower --count"):
         x = draw(chosen, count, seed)
     if out is not None:
-        _write(out, x, opened, quote_formulas)
+        _write(out, x, opened, seed, quote_formulas)
     if as_json:
-        typer.echo(json.dumps(x.tolist() if opened.codec is None else opened.codec.decode(x.numpy())))
+        rows = x.tolist()
+        if opened.schema is not None:
+            rows = [[*row.values()] for row in opened.schema.decode(x.numpy(), seed).to_pylist()]
+        typer.echo(json.dumps(rows, default=str))  # dates
     else:
         typer.echo(f"wrote {out}")
 
@@ -87,7 +90,7 @@ def write_samples(folder: Path, count: int, seed: int) -> Path:
     )  # large networks take a minute on a CPU
     opened = training.open_run(folder, device=trained_on if on_gpu else "cpu")
     path = folder / _natural_name(opened)
-    _write(path, draw(opened.flow, count, seed), opened)
+    _write(path, draw(opened.flow, count, seed), opened, seed)
     return path
 
 
@@ -99,21 +102,30 @@ def _free_name(opened: Run) -> Path:
 
 
 def _natural_name(opened: Run) -> str:
-    """A picture of images, a table where categories have names, an array otherwise."""
+    """A picture of images, a table in the format that came, an array otherwise."""
     if _is_image(opened):
         return "samples.png"
-    return "samples.npy" if opened.codec is None else "samples.csv"
+    return (
+        "samples.npy" if opened.schema is None else f"samples.{opened.schema.layout.get('format', 'parquet')}"
+    )
+
+
+def _suffixes(opened: Run) -> tuple[str, ...]:
+    """Of files that samples can be written to."""
+    if opened.schema is not None:
+        return SUFFIXES
+    return (".npy", ".png") if _is_image(opened) else (".npy",)
 
 
 def _is_image(opened: Run) -> bool:
     return opened.shape is not None and len(opened.shape) == 2
 
 
-def _write(path: Path, x: Tensor, opened: Run, quote_formulas: bool = False) -> None:
+def _write(path: Path, x: Tensor, opened: Run, seed: int, quote_formulas: bool = False) -> None:
     if path.suffix.lower() == ".png" and opened.shape is not None:
         save_image_grid(path, x.numpy(), opened.shape, opened.flow.states.width)
     else:
-        write_rows(path, x, opened.codec, quote_formulas=quote_formulas)
+        write_rows(path, x, opened.schema, seed, quote_formulas=quote_formulas)
 
 
 # ---- as a picture ----

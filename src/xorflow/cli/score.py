@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
+import torch
 import typer
 from torch import Tensor
 
@@ -30,16 +32,18 @@ from xorflow.cli.runs import (
     parse_bytes,
 )
 from xorflow.data import load_rows
+from xorflow.data.table import extra_columns, open_rows, told
+from xorflow.data.tables import Source
 from xorflow.errors import ConfigError
-from xorflow.flows import LatentFlow
+from xorflow.evaluate import LogLikelihood
+from xorflow.flows import Flow, LatentFlow, Mixture
+from xorflow.table_model import TableModel
 from xorflow.training import out_of_memory_as_error
 
 
 def score(
     run: RunArgument,
-    data: Annotated[
-        Path, typer.Option(help="A .npy, .npz or .csv file with the run's columns.", show_default=False)
-    ],
+    data: Annotated[Path, typer.Option(help="A file with the run's columns.", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="A .csv or .npy file to write; printed otherwise.")] = None,
     flow: FlowOption = Which.LATENT,
     samples: Samples = 64,
@@ -47,6 +51,10 @@ def score(
     device: Device = "auto",
     as_json: AsJson = False,
     force: Force = False,
+    header: Annotated[
+        bool | None,
+        typer.Option(help="Whether the first line of a text file names its columns.", show_default=False),
+    ] = None,
 ) -> None:
     """log p of every row of a file, in nats."""
     most = parse_bytes(memory)
@@ -57,24 +65,53 @@ def score(
         raise ConfigError(
             "score takes data without context, and this run is conditioned on it; use xorflow.load in Python"
         )
-    x = load_rows(data, categories=opened.flow.states.sizes, codec=opened.codec, shape=opened.shape)
+    source = None if opened.schema is None else open_rows(opened.schema, data, header)
+    x = load_rows(data, categories=opened.flow.states.sizes, shape=opened.shape) if source is None else None
     chosen = chosen_flow(opened, flow, most)  # may take long, so after all that may be refused
-    with out_of_memory_as_error("lower --memory, or score fewer rows at a time"):
-        if isinstance(chosen, LatentFlow) and not chosen.has_closed_form:
-            log_p = likelihoods.importance(chosen, x, samples=samples, memory=most)
+    with out_of_memory_as_error("lower --memory"):
+        if x is not None:
+            more, log_p = {}, _score_array(chosen, x, samples, most)
         else:
-            log_p = likelihoods.exact(chosen, x, memory=most)
+            assert opened.schema is not None
+            assert source is not None
+            more, log_p = _score_table(TableModel(opened.schema, chosen), source, samples, most)
     values = training.require_finite(log_p, str(data)).values.cpu()
     if out is not None:
         _write_scores(out, values)
     if as_json:
-        typer.echo(json.dumps(log_p.summary() | {"log_prob": values.tolist()}, allow_nan=False))
+        typer.echo(json.dumps(log_p.summary() | more | {"log_prob": values.tolist()}, allow_nan=False))
     elif out is not None:
         typer.echo(
             f"wrote log p of {len(values)} rows ({log_p.kind}) to {out}; mean {float(values.mean()):.4f} nats"
         )
     else:
         typer.echo("\n".join(f"{value:.6f}" for value in values.tolist()))
+
+
+def _score_array(
+    flow: Flow | LatentFlow | Mixture, x: Tensor, samples: int, memory: int | None
+) -> LogLikelihood:
+    if isinstance(flow, LatentFlow) and not flow.has_closed_form:
+        return likelihoods.importance(flow, x, samples=samples, memory=memory)
+    return likelihoods.exact(flow, x, memory=memory)
+
+
+def _score_table(
+    model: TableModel, source: Source, samples: int, memory: int | None
+) -> tuple[dict[str, Any], LogLikelihood]:
+    """Scores of rows that are read batch by batch; of what measures they are densities, and what rows have never been seen."""
+    for line in extra_columns(model.schema, source):
+        typer.echo(line, err=True)
+    values, kind, unseen = [], "exact", Counter()
+    with told(source.label):
+        for batch in source.batches(model.schema.names):
+            scores = model.score(batch, samples=samples, memory=memory)
+            values.append(torch.from_numpy(scores.values))
+            unseen.update(scores.unseen)
+            kind = scores.kind
+    features = len(model.schema.columns)
+    log_p = LogLikelihood(torch.cat(values), kind, features, None if kind == "exact" else samples)
+    return {"measures": model.measures, "unseen": dict(unseen)}, log_p
 
 
 def _write_scores(path: Path, values: Tensor) -> None:

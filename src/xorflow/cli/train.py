@@ -23,6 +23,7 @@ from xorflow import training
 from xorflow.cli import several
 from xorflow.cli.runs import NOTHING_HELD_OUT
 from xorflow.cli.sample import write_samples
+from xorflow.data import Dataset
 from xorflow.errors import ConfigError
 from xorflow.training import OPTIONS, Interrupted, Observer, Options
 from xorflow.training.config import Option, read_texts
@@ -45,13 +46,17 @@ def train(
     out: Annotated[Path | None, _option(metavar="FILE", help="of the run, new or empty")] = None,
     resume: Annotated[bool, _option("--resume", help="continue what is in --out")] = False,
     seeds: Annotated[str | None, _option(metavar="TEXT", help="a run for each, as in 0,1,2 or 0-7")] = None,
+    header: Annotated[
+        bool | None,
+        typer.Option("--header/--no-header", hidden=True),  # what is shown of a file names it
+    ] = None,
     jobs: Annotated[
         int | None, _option(metavar="INT", help="of runs at once, each a process [dim]\\[1][/dim]")
     ] = None,
     **flags: str | None,
 ) -> None:
     """Train a latent flow, by default an exact one of bundled MNIST."""
-    texts = _texts(flags, settings or ())
+    texts = _texts(flags, settings or ()) | ({} if header is None else {"header": str(header).lower()})
     given = read_texts(texts)
     table = several.read_table(config) if config else None
     options, model = training.read_config(config) if config and table is None else (Options(), None)
@@ -129,6 +134,8 @@ def _train_one(folder: Path, begin: Callable[[Observer | None], training.Trainer
     try:
         with TrainingDisplay(Console(stderr=True)) as display:
             trainer = begin(display)
+            if trainer is not None:
+                show_data(Console(), trainer.dataset)
             result = training.finished_result(folder) if trainer is None else training.finish_run(trainer)
     except Interrupted:
         typer.echo(f"stopped and saved; continue with: {again}", err=True)
@@ -254,6 +261,14 @@ class TrainingDisplay:
             status += f" validation {record['validation_nll']:.2f}"
         description = f"epoch {record['epoch']}"
         self._bar.update(self._task, completed=record["step"], description=description, status=status)
+
+
+def show_data(console: Console, dataset: Dataset) -> None:
+    """How a table was read: what each column is, and what happens to it."""
+    if dataset.schema is None:
+        return
+    lines = [*dataset.notes, "", str(dataset.schema), ""]
+    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
 
 
 def show_summary(console: Console, folder: Path, result: dict[str, Any], samples: Path) -> None:

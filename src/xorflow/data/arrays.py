@@ -18,7 +18,8 @@ from xorflow._files import require_plain
 from xorflow.data.checks import LIMIT, constant, require_in_range, stated, to_tensor, whole
 from xorflow.errors import DataError
 
-READABLE = (".npy", ".npz", ".csv")
+ARRAYS = (".npy", ".npz")
+"""Suffixes of files that hold arrays."""
 
 _HEADER = re.compile(
     r"\{'descr': '([<>|=]?)([biufcmMSUV])([0-9]{0,4})', 'fortran_order': (True|False), "
@@ -30,13 +31,15 @@ _DEFLATED = 1100
 """A compressed byte stands for at most about so many."""
 
 
-def check_path(path: str | os.PathLike[str]) -> Path:
-    """The path of a plain file that is not empty, and has a known suffix."""
+def check_path(path: str | os.PathLike[str], suffixes: Sequence[str]) -> Path:
+    """The path of a plain file that is not empty, and has one of these suffixes."""
     path = Path(path)
     if os.path.isdir(path):
         raise DataError(f"a data file was expected, but {path} is a folder; name one file in it")
-    if path.suffix.lower() not in READABLE:
-        raise DataError(f"data files end in {', '.join(READABLE)}, got {path}; convert it to one of these")
+    if path.suffix.lower() not in suffixes:
+        raise DataError(
+            f"data files end here in {', '.join(suffixes)}, got {path}; convert it to one of these"
+        )
     try:
         size = require_plain(path).st_size
     except FileNotFoundError:
@@ -159,24 +162,24 @@ def read_parts(path: Path) -> tuple[dict[str, Tensor], tuple[int, ...] | None]:
     return {name: values for name, (values, _) in rows.items()}, next(iter(rows.values()))[1]
 
 
-def as_rows(array: np.ndarray, label: str) -> tuple[Tensor, tuple[int, ...] | None]:
+def as_rows(array: np.ndarray | Tensor, label: str) -> tuple[Tensor, tuple[int, ...] | None]:
     """Integers (N, D), and the shape (H, W) of one row where the array had three axes, as images do."""
     if array.ndim < 2:
         raise DataError(
-            f"{label} must have shape (N, D) or, for images, (N, H, W), got {array.shape}"
+            f"{label} must have shape (N, D) or, for images, (N, H, W), got {tuple(array.shape)}"
             "; reshape a single feature to (N, 1)"
         )
     if array.ndim > 3:
         width = math.prod(array.shape[1:])
         raise DataError(
-            f"{label} must have shape (N, D) or, for images with one value a pixel, (N, H, W), got {array.shape}; to model "
-            f"each of its {width} values as a feature of its own, as unordered categories, reshape it to "
+            f"{label} must have shape (N, D) or, for images with one value a pixel, (N, H, W), got {tuple(array.shape)}; "
+            f"to model each of its {width} values as a feature of its own, as unordered categories, reshape it to "
             f"({array.shape[0]}, {width}); of colours, one value a pixel could be a grey level or an index into a palette"
         )
-    if array.size == 0:
-        raise DataError(f"{label} must have at least one row and one feature, got shape {array.shape}")
+    if 0 in array.shape:
+        raise DataError(f"{label} must have at least one row and one feature, got shape {tuple(array.shape)}")
     values = whole(to_tensor(array)).reshape(len(array), -1)
-    return values, array.shape[1:] if array.ndim > 2 else None
+    return values, tuple(array.shape[1:]) if array.ndim > 2 else None
 
 
 def array_categories(arrays: dict[str, Tensor], explicit: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from xorflow import _devices as devices
 from xorflow._cuda import kernels
 from xorflow._math import philox_words
-from xorflow.data.table import Codec
+from xorflow.data.schema import Schema
 from xorflow.errors import DataError
 
 TRAIN, VALIDATION, TEST, ORDER = 0, 1, 2, 3
@@ -184,8 +184,10 @@ class Dataset:
     test: Split | None
     categories: tuple[int, ...]  # K_d
     shape: tuple[int, ...] | None = None
-    codec: Codec | None = None
+    schema: Schema | None = None
     seed: int = 0
+    notes: tuple[str, ...] = ()
+    """What a person should know of how files were read."""
 
     def __post_init__(self) -> None:
         if any(k < 2 for k in self.categories):

@@ -87,7 +87,7 @@ class Delimited:
 
     @cached_property
     def _first_lines(self) -> list[str]:
-        with self.path.open("rb") as file:
+        with _told(self.path), self.path.open("rb") as file:
             lines = file.read(2**20).decode("utf-8-sig", "replace").splitlines()
         return [line for line in lines[:20] if line.strip()]
 
@@ -108,14 +108,18 @@ class Delimited:
 
     def _blocks(self, names: Sequence[str], places: Sequence[int]) -> Iterator[pa.RecordBatch]:
         kept = [names[place] for place in places]
-        file, last = _Checked(self.path), None
+        convert = pacsv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), include_columns=kept)
         with _told(self.path):
-            for block in self._open(
-                file,
-                pacsv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), include_columns=kept),
-            ):
-                last = block if len(block) else last
-                yield pa.record_batch([_trimmed(column) for column in block.columns], names=kept)
+            file = _Checked(self.path)
+            stream = self._open(file, convert)
+        last = None
+        while True:
+            with _told(self.path):  # and not what is done with a block
+                block = next(stream, None)
+            if block is None:
+                break
+            last = block if len(block) else last
+            yield pa.record_batch([_trimmed(column) for column in block.columns], names=kept)
         if (
             file.quotes % 2
             and last is not None

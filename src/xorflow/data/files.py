@@ -1,9 +1,10 @@
-"""Files of one's own: a data set to train on, rows to be scored by a model that exists, and rows that it sampled."""
+"""Data of one's own: a data set to train on, rows to be scored by a model that exists, and rows that it sampled."""
 
-import csv
+from __future__ import annotations
+
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,207 +13,198 @@ import torch
 from torch import Tensor
 
 from xorflow._files import write_bytes
-from xorflow._math import philox_raw
-from xorflow.data.arrays import array_categories, as_rows, check_path, read_arrays, read_parts, single_array
-from xorflow.data.checks import LIMIT, constant, narrow, stated, to_tensor, validate, whole
-from xorflow.data.dataset import ORDER, Dataset, Split
-from xorflow.data.table import Codec, Table, has_header, is_number, read_table
+from xorflow.data.arrays import (
+    ARRAYS,
+    array_categories,
+    as_rows,
+    check_path,
+    read_arrays,
+    read_parts,
+    single_array,
+)
+from xorflow.data.checks import narrow, to_tensor, validate, whole
+from xorflow.data.dataset import Dataset, Split
+from xorflow.data.parts import drawn
+from xorflow.data.schema import Schema
+from xorflow.data.schema_file import read_wishes
+from xorflow.data.table import open_rows, read_rows, table_dataset
+from xorflow.data.tables import SUFFIXES, is_frame, without_formulas, write_table
 from xorflow.errors import DataError
+
+READABLE = (*ARRAYS, *SUFFIXES)
+"""Suffixes of data files."""
 
 
 def load(
-    path: str | os.PathLike[str],
+    data: Any,
     *,
-    validation: float | int = 0.1,
-    test: float | int = 0.1,
+    validation: float | int | None = None,
+    test: float | int | None = None,
+    validation_data: Any = None,
+    test_data: Any = None,
+    part: str | None = None,
     seed: int = 0,
     categories: int | Sequence[int] | None = None,
     header: bool | None = None,
+    schema: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rare: int = 0,
 ) -> Dataset:
-    """A data set from a .npy, .npz or .csv file.
+    """A data set from a file, a frame (of pandas, polars or pyarrow), an array or a tensor.
 
-    Arrays are (N, D) or images (N, H, W) of integers from 0; K_d is the maximum over the file + 1, unless
-    `categories` states it. A .npz file has one array (or one named 'x'), or 'train' and optionally
-    'validation' and 'test', which are then used as they are. In a .csv file, integers or text, each column
-    has its own categories: the values that occur, sorted; with `categories`, the integers 0..K_d - 1.
+    Arrays, and .npy and .npz files, hold integers from 0, (N, D) or images (N, H, W); K_d is the maximum over all rows + 1,
+    unless `categories` states it. A .npz file has one array (or one named 'x'), or 'train' and optionally 'validation' and
+    'test'. All else is a table, whose columns get their kinds by a rule: see `Schema`.
 
-    The first line of a .csv file is a header if none of its cells is a number and either some column holds
-    only numbers below it or none of its cells occurs again in its column; `header` overrides the rule.
+    Rows that validate and test are other files or frames, are named by a column, or are drawn by `seed`; the test rows then
+    depend on `seed` and `test` alone.
 
-    `validation` and `test` are fractions (float) or numbers of rows (int), drawn by `seed`; 0 leaves a split
-    out. The test rows depend on `seed` and `test` alone.
+    Args:
+        data: the training rows, or all rows.
+        validation: how many rows validate, a fraction (float) or a number (int); by default a tenth.
+        test: how many rows test, likewise.
+        validation_data: rows that validate.
+        test_data: rows that test.
+        part: the column of a table that says of each row `train`, `validation` or `test`.
+        seed: of the split.
+        categories: of arrays, K for all features or for each.
+        header: whether the first line of a text file names the columns; by default a rule decides.
+        schema: a schema file, or what it would hold, for columns where the rule has it wrong.
+        rare: merge the values of a category that occur in fewer training rows.
     """
-    path = check_path(path)
-    codec = shape = None
-    if path.suffix.lower() == ".csv":
-        table = _read_csv(path, header)
-        sizes = _sizes(len(table.cells), validation, test)
-        codec = Codec.fit(table) if categories is None else _integers(table, categories)
-        arrays = {"x": torch.from_numpy(codec.encode(table))}
-        kinds = codec.categories
-        if categories is None:
-            _require_usable(codec)
-    else:
-        arrays, shape = read_parts(path)
-        sizes = None if "train" in arrays else _sizes(len(arrays["x"]), validation, test)
-        kinds = array_categories(arrays, categories)
-        arrays = {name: narrow(array, kinds) for name, array in arrays.items()}
-    if sizes is not None:
-        arrays = _divide(arrays["x"], sizes, seed)
+    held_out = {"validation": validation_data, "test": test_data}
+    held_out = {name: each for name, each in held_out.items() if each is not None}
+    for name, share in (("validation", validation), ("test", test)):
+        if share and (name in held_out or part is not None):
+            raise DataError(f"{name}= draws rows, and which rows those are is said already: leave {name} out")
+    if part is not None and held_out:
+        raise DataError(
+            f"part= says of all rows what they are for: leave out part, or {next(iter(held_out))}_data"
+        )
+    if _is_table(data):
+        if categories is not None:
+            raise DataError(
+                "categories= is of arrays of integers from 0, and columns of tables have kinds; leave it out"
+            )
+        if not all(map(_is_table, held_out.values())):
+            raise DataError("all parts of a table are tables; convert the arrays among them")
+        wishes = {} if schema is None else read_wishes(schema)
+        return table_dataset(
+            data, _name(data), held_out=held_out, validation=validation, test=test, part=part, seed=seed, header=header,
+            wishes=wishes, rare=rare,
+        )  # fmt: skip
+    given = {"part": part, "header": header, "schema": schema, "rare": rare or None}
+    odd = next((name for name, value in given.items() if value is not None), None)
+    if odd is not None:
+        raise DataError(f"{odd}= is about tables, and {_name(data)} holds integers; leave {odd} out")
+    arrays, shape = _read_arrays(data, held_out)
+    rows = drawn(len(arrays["x"]), validation, test, seed) if "x" in arrays else None
+    kinds = array_categories(arrays, categories)
+    arrays = {name: narrow(array, kinds) for name, array in arrays.items()}
+    if rows is not None:
+        arrays = {name: arrays["x"][torch.from_numpy(each)] for name, each in rows.items()}
     splits = {name: Split(array) for name, array in arrays.items()}
     return Dataset(
-        path.name, splits["train"], splits.get("validation"), splits.get("test"), kinds, shape, codec, seed
+        _name(data), splits["train"], splits.get("validation"), splits.get("test"), kinds, shape, seed=seed
     )
 
 
-def _read_csv(path: Path, header: bool | None) -> Table:
-    """The rows of a .csv file, which are named by its header if there is one."""
-    table = read_table(path)
-    if not (has_header(table) if header is None else header):
-        return table
-    names = [*table.cells[0]]
-    if "" in names:
-        raise DataError(
-            f"every column needs a name: the header of {path} has none for column {names.index('') + 1}; drop it"
-        )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise DataError(f"the header of {path} uses a name twice: {', '.join(twice)}; rename one of them")
-    return table.below_header()
+def _is_table(data: Any) -> bool:
+    """Whether this is a frame, or the path of a file that holds a table; the path of no data file is an error."""
+    if isinstance(data, str | os.PathLike):
+        return check_path(data, READABLE).suffix.lower() in SUFFIXES
+    return is_frame(data)
 
 
-def _integers(table: Table, categories: int | Sequence[int]) -> Codec:
-    """The codec of columns that hold the integers 0..K_d - 1 themselves."""
-    codec = Codec.integers(stated(categories, table.width), table.names)
-    for d, cells in enumerate(table.cells.T):
-        odd = next((text for text in cells if text and not is_number(text)), None)
-        if odd is not None:
+def _name(data: Any) -> str:
+    if isinstance(data, str | os.PathLike):
+        return Path(data).name
+    return "frame" if is_frame(data) else "array"
+
+
+def _read_arrays(data: Any, held_out: Mapping[str, Any]) -> tuple[dict[str, Tensor], tuple[int, ...] | None]:
+    """The parts of arrays, 'x' where rows are to be drawn; and the shape of a row that is no vector."""
+    arrays, shape = _read_array(data)
+    if not held_out:
+        return arrays, shape
+    if "x" not in arrays:
+        raise DataError(f"{_name(data)} has its parts inside: leave {next(iter(held_out))}_data out")
+    arrays = {"train": arrays["x"]}
+    for name, each in held_out.items():
+        other, its_shape = _read_array(each)
+        if "x" not in other or its_shape != shape or other["x"].shape[1] != arrays["train"].shape[1]:
             raise DataError(
-                f"categories= is for columns of integers 0..K-1, but {codec.column(d)} holds {odd!r}"
-                "; leave it out, and each column gets the categories that occur in it"
+                f"all parts have rows of one shape, and {_name(each)} has others than {_name(data)}"
             )
-    return codec
+        arrays[name] = other["x"]
+    return arrays, shape
 
 
-def _require_usable(codec: Codec) -> None:
-    same = [d for d, k in enumerate(codec.categories) if k == 1]
-    if same:
-        raise constant(len(same), len(codec.values), codec.column(same[0]), codec.values[same[0]][0])
-    for d, k in enumerate(codec.categories):
-        if k > LIMIT:
-            raise DataError(
-                f"{codec.column(d)} has {k} different values, more than {LIMIT}; drop or group them"
-            )
-
-
-def _sizes(rows: int, validation: float | int, test: float | int) -> tuple[int, int]:
-    """How many rows validate and test; at least one trains."""
-    counts = []
-    for name, share in (("validation", validation), ("test", test)):
-        if isinstance(share, bool) or not share >= 0 or (isinstance(share, float) and share >= 1):
-            raise DataError(f"{name}= is a fraction in [0, 1) or a number of rows, got {share!r}")
-        # A split that was asked for is never empty, however small the fraction.
-        counts.append(max(1, round(rows * share)) if isinstance(share, float) and share else int(share))
-    needed = 1 + sum(counts)
-    if rows < needed:
-        raise DataError(
-            f"the split needs {needed} rows or more, 1 to train, {counts[0]} to validate and {counts[1]} to "
-            f"test, got {rows}; lower validation= and test=, or bring more rows"
-        )
-    return counts[0], counts[1]
-
-
-def _divide(values: Tensor, sizes: tuple[int, int], seed: int) -> dict[str, Tensor]:
-    """Rows in the order of the seed: first test, then validation, the rest trains."""
-    validation, test = sizes
-    order = torch.from_numpy(shuffled(len(values), seed))
-    rows = order.split([test, validation, len(values) - test - validation])
-    return {
-        name: values[each]
-        for name, each in zip(("test", "validation", "train"), rows, strict=True)
-        if len(each)
-    }
-
-
-def shuffled(count: int, seed: int) -> np.ndarray:
-    """A permutation of 0..count - 1 from the seed: the order of `count` raw words."""
-    return np.argsort(philox_raw(seed, ORDER, count), kind="stable")
+def _read_array(data: Any) -> tuple[dict[str, Tensor], tuple[int, ...] | None]:
+    if isinstance(data, str | os.PathLike):
+        return read_parts(Path(data))
+    values, shape = as_rows(data if isinstance(data, Tensor | np.ndarray) else np.asarray(data), "the array")
+    return {"x": values}, shape
 
 
 # ---- beside a model that exists ----
 
 
 def load_rows(
-    path: str | os.PathLike[str],
+    data: Any,
     *,
     categories: Sequence[int],
-    codec: Codec | None,
+    schema: Schema | None = None,
     shape: Sequence[int] | None = None,
+    header: bool | None = None,
 ) -> Tensor:
-    """Rows (N, D) to be scored by a model with these `categories`: uint8 where every K <= 256, else int64.
+    """Rows (N, D) for a model with these `categories`: uint8 where every K <= 256, else int64.
 
-    A .csv file is read by `codec`, or without one as integers 0..K_d - 1; its header may be there or not.
-    Arrays hold codes, as `write_rows` writes them; images must have the `shape` that the model was built for.
+    With a schema a table is read, by the names of its columns; otherwise arrays of integers 0..K_d - 1, and images must have
+    the `shape` that the model was built for.
     """
-    path = check_path(path)
-    if path.suffix.lower() == ".csv":
-        table = read_table(path)
-        _check_width(path, table.width, categories)
-        first = tuple(table.cells[0])
-        if first == codec.names if codec is not None else not any(map(is_number, first)):
-            table = table.below_header()
-        return torch.from_numpy((codec or Codec.integers(categories)).encode(table))
+    if schema is not None:
+        return torch.from_numpy(read_rows(schema, open_rows(schema, data, header)))
+    path = check_path(data, ARRAYS)
     values, row_shape = as_rows(single_array(read_arrays(path), path), str(path))
     if row_shape is not None and shape is not None and row_shape != tuple(shape):
         raise DataError(
             f"images must have the shape {tuple(shape)} of the model, those of {path} have {row_shape}"
         )
-    _check_width(path, values.shape[1], categories)
+    if values.shape[1] != len(categories):
+        raise DataError(
+            f"the model has D = {len(categories)} features, but the rows of {path} have {values.shape[1]}"
+            "; give the columns that it was trained on, in the same order"
+        )
     return narrow(validate(values, categories), categories)
 
 
 def write_rows(
-    path: str | os.PathLike[str], x: Any, codec: Codec | None, *, quote_formulas: bool = False
+    path: str | os.PathLike[str],
+    x: Any,
+    schema: Schema | None = None,
+    seed: int = 0,
+    *,
+    quote_formulas: bool = False,
 ) -> None:
-    """Write codes `x` (N, D) to a .npy file, or decoded to a .csv file, which appears whole or not at all.
+    """Write states `x` (N, D), which appear whole or not at all: as they are to a .npy file or, with a schema, as a table.
 
-    With `quote_formulas`, cells of a .csv file that a spreadsheet would compute get an apostrophe in front.
+    Where within its state a cell of a table lies is drawn by the seed. With `quote_formulas`, cells of a table that a
+    spreadsheet would compute get an apostrophe in front.
     """
-    path = Path(path)
-    values = whole(to_tensor(x)).cpu() if codec is None else validate(x, codec.categories).cpu()
+    path, values = Path(path), whole(to_tensor(x)).cpu()
     if values.ndim != 2:
         raise DataError(f"rows to write must have shape (N, D), got {tuple(values.shape)}")
     if not os.path.isdir(path.parent):
         raise DataError(
             f"{path} cannot be written: there is no folder {path.parent}; make it, or choose another"
         )
-    suffix = path.suffix.lower()
+    if schema is not None:
+        table = schema.decode(values.numpy(), seed)
+        write_table(path, without_formulas(table) if quote_formulas else table, schema.layout)
+        return
+    if path.suffix.lower() != ".npy":
+        raise DataError(f"rows of integers are written to .npy files, got {path}; choose that suffix")
+    small = values.numel() == 0 or (int(values.min()) >= 0 and int(values.max()) < 256)
     buffer = io.BytesIO()
-    if suffix == ".npy":
-        small = values.numel() == 0 or (int(values.min()) >= 0 and int(values.max()) < 256)
-        np.save(buffer, values.to(torch.uint8 if small else torch.int64).numpy(), allow_pickle=False)
-    elif suffix == ".csv":
-        text = io.TextIOWrapper(buffer, encoding="utf-8", newline="", write_through=True)
-        header = [] if codec is None or codec.names is None else [codec.names]
-        rows = values.tolist() if codec is None else codec.decode(values)
-        written = [
-            [_quoted(str(cell)) for cell in row] if quote_formulas else row for row in [*header, *rows]
-        ]
-        csv.writer(text, lineterminator="\n").writerows(written)
-        text.detach()  # or its end would close the buffer
-    else:
-        raise DataError(f"rows are written to .npy or .csv files, got {path}; choose one of these suffixes")
+    np.save(buffer, values.to(torch.uint8 if small else torch.int64).numpy(), allow_pickle=False)
     write_bytes(path, buffer.getbuffer(), "choose a folder that can be written and has room", DataError)
-
-
-def _quoted(cell: str) -> str:
-    """A cell that no spreadsheet takes for a formula."""
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) and not is_number(cell) else cell
-
-
-def _check_width(path: Path, width: int, categories: Sequence[int]) -> None:
-    if width != len(categories):
-        raise DataError(
-            f"the model has D = {len(categories)} features, but the rows of {path} have {width}"
-            "; give the columns that it was trained on, in the same order"
-        )

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from xorflow.data.columns import Boolean, Category, Column, Constant, Integer, Moment, Number
-from xorflow.data.columns.types import is_text, plain
+from xorflow.data.columns.types import is_text, plain, value_type
 from xorflow.data.schema_file import LEFT_OUT, Wish
 from xorflow.data.texts import read_texts, type_of_texts
 from xorflow.errors import DataError
@@ -73,10 +73,6 @@ def of_type(
             return read_texts(cells, pa.float64(), name, gaps)
     number = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     return read_texts(cells, pa.float64() if number else kind, name, gaps)
-
-
-def value_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _is_nested(kind: pa.DataType) -> bool:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from xorflow.data.checks import validate
 from xorflow.data.columns import KINDS, Column, Moment, Number, column_from_json
-from xorflow.data.columns.types import is_text, restored
-from xorflow.data.kinds import kind_of, of_type, value_type
+from xorflow.data.columns.types import is_text, restored, value_type
+from xorflow.data.kinds import kind_of, of_type
 from xorflow.data.schema_file import LEFT_OUT, Wish
 from xorflow.data.tables import as_table
 from xorflow.data.texts import read_texts
@@ -137,13 +138,9 @@ class Schema:
 
     def decode(self, codes: Any, seed: int = 0) -> pa.Table:
         """Rows for states (N, D), in the types that came in; where within their states is drawn by the seed."""
-        codes = np.asarray(codes)
-        if codes.ndim != 2 or codes.shape[1] != len(self.columns):
+        codes = validate(codes, self.categories, allow_empty=True).cpu().numpy()
+        if codes.ndim != 2:
             raise DataError(f"rows of states have shape (N, {len(self.columns)}), got {codes.shape}")
-        if len(codes) and not ((codes >= 0) & (codes < np.array(self.categories))).all():
-            raise DataError(
-                f"states lie in 0..K-1 with K = {self.categories}, got {codes.min()} to {codes.max()}"
-            )
         uniforms = np.random.Generator(np.random.Philox(seed)).random(codes.shape)
         cells = [column.decode(codes[:, d], uniforms[:, d]) for d, column in enumerate(self.columns)]
         return pa.table(cells, names=[*self.names])

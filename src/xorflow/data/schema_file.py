@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Wish:
     rare: int | None = None
 
 
-def read_wishes(source: str | Path | Mapping[str, Any]) -> dict[str, Wish]:
+def read_wishes(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Wish]:
     """What a schema file, or the same as mappings, says of columns.
 
     >>> read_wishes({"columns": {"zip": {"kind": "category", "gaps": ["unknown"]}}})

@@ -9,7 +9,7 @@ import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ import pyarrow.parquet as pq
 
 from xorflow._files import write_bytes
 from xorflow.data import delimited
+from xorflow.data.arrow import compute as pc
+from xorflow.data.columns.types import is_text, value_type
 from xorflow.data.delimited import MOST_COLUMNS, Delimited
+from xorflow.data.texts import NUMBER
 from xorflow.errors import DataError
 
 SUFFIXES = (*delimited.SUFFIXES, ".parquet", ".feather", ".arrow")
@@ -47,19 +50,30 @@ class Source:
     _read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]] = field(repr=False)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """All rows, some at a time, with these columns in this order."""
+        """All rows, some at a time, with these columns in this order; at least one row."""
+        some = False
         for batch in self._read(columns):
             for first in range(0, len(batch), _ROWS):
+                some = True
                 yield batch.slice(first, _ROWS).select(columns)
+        if not some:
+            raise DataError(f"data must have at least one row, and {self.label} has none; check it")
+
+    def renamed(self, names: Sequence[str]) -> Source:
+        """The same with other names of its columns, in their order."""
+        old = dict(zip(names, self.types, strict=True))
+
+        def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+            for batch in self._read([old[name] for name in columns]):
+                yield batch.rename_columns([*columns])
+
+        return replace(self, types=dict(zip(names, self.types.values(), strict=True)), _read=read)
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows at once; at least one."""
         columns = [*self.types] if columns is None else columns
         schema = pa.schema([(name, self.types[name]) for name in columns])
-        table = pa.Table.from_batches((batch.cast(schema) for batch in self.batches(columns)), schema)
-        if len(table) == 0:
-            raise DataError(f"data must have at least one row, and {self.label} has none; check it")
-        return table
+        return pa.Table.from_batches((batch.cast(schema) for batch in self.batches(columns)), schema)
 
 
 def is_frame(data: object) -> bool:
@@ -165,15 +179,28 @@ def _told(path: Path) -> Iterator[None]:
     """What pyarrow finds wrong in a file, as what to do."""
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        if isinstance(error, DataError):
-            raise
+    except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"{path} cannot be read as {path.suffix[1:]} ({error}); it is truncated, damaged or another format"
         ) from None
 
 
 # ---- written ----
+
+_FORMULA = r"^[=+\-@\t\r]"
+
+
+def without_formulas(table: pa.Table) -> pa.Table:
+    """The table with an apostrophe in front of texts, and names, that a spreadsheet would take for a formula."""
+    names = [_quoted(pa.array([name]))[0].as_py() for name in table.column_names]
+    columns = [_quoted(cells) if is_text(value_type(cells.type)) else cells for cells in table.columns]
+    return pa.table(columns, names=names)
+
+
+def _quoted(cells: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    texts = cells.cast(pa.string())
+    formulas = pc.and_not(pc.match_substring_regex(texts, _FORMULA), pc.match_substring_regex(texts, NUMBER))
+    return pc.if_else(formulas, pc.binary_join_element_wise("'", texts, ""), texts)
 
 
 def write_table(path: Path, table: pa.Table, layout: Mapping[str, Any]) -> None:
@@ -183,7 +210,11 @@ def write_table(path: Path, table: pa.Table, layout: Mapping[str, Any]) -> None:
     if suffix in delimited.SUFFIXES:
         separator = layout.get("separator", ",") if suffix != ".tsv" else "\t"
         header = layout.get("header", suffix != ".data")
-        pacsv.write_csv(table, buffer, pacsv.WriteOptions(include_header=header, delimiter=separator))
+        plain = not any(mark in name for name in table.column_names for mark in (separator, '"', "\n", "\r"))
+        if header and plain:  # pyarrow quotes all names, whether there is need or not
+            buffer.write((separator.join(table.column_names) + "\n").encode())
+        options = pacsv.WriteOptions(include_header=header and not plain, delimiter=separator)
+        pacsv.write_csv(table, buffer, options)
     elif suffix == ".parquet":
         pq.write_table(table, buffer)
     elif suffix in (".feather", ".arrow"):

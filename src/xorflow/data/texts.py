@@ -33,7 +33,7 @@ GAPS = (
 """What stands for a gap in columns that else hold numbers or dates; among texts these are words like any other."""
 
 _INTEGER = r"^-?(0|[1-9][0-9]{0,17})$"
-_NUMBER = r"^-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+NUMBER = r"^-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _DATE = r"^[0-9]{4}-[01][0-9]-[0-3][0-9]$"
 _TIME = r"^[0-9]{4}-[01][0-9]-[0-3][0-9][ T][0-2][0-9]:[0-5][0-9](:[0-5][0-9])?"
 _FRACTION = r"(\.[0-9]{1,6})?"
@@ -110,7 +110,7 @@ def _is_gap(texts: pa.Array | pa.ChunkedArray, gaps: Sequence[str]) -> pa.Array 
 
 _TYPES = (
     (_INTEGER, pa.int64(), ""),  # a slip among integers is one among numbers
-    (_NUMBER, pa.float64(), "numbers"),
+    (NUMBER, pa.float64(), "numbers"),
     (_DATE, pa.date32(), "dates"),
     (_TIME + "$", pa.timestamp("s"), "dates"),
     (_TIME + _ZONE, pa.timestamp("s", "UTC"), "dates"),

@@ -31,6 +31,7 @@ from xorflow.training.run import (
     finished_result,
     fit,
     resume_run,
+    save,
     untrained,
 )
 from xorflow.training.trainer import Interrupted, Observer, Trainer
@@ -86,6 +87,7 @@ __all__ = [
     "resolve_device",
     "resume_run",
     "run_jobs",
+    "save",
     "spread",
     "summarise",
     "tf32_matmul",

@@ -44,19 +44,25 @@ def build_data(options: Options) -> Dataset:
             validation=int(count), seed=options.data_seed, context="label" if options.label else None
         )
     if "." not in options.data and not os.path.exists(options.data):
-        raise ConfigError(f"data is 'mnist' or a .npy, .npz or .csv file; got {options.data!r}")
+        raise ConfigError(f"data is 'mnist' or a file, {', '.join(data.READABLE)}; got {options.data!r}")
     return data.load(
         Path(options.data),
-        validation=_part(0.1 if options.validation is None else options.validation),
+        validation=_part(options.validation),
         test=_part(options.test),
+        validation_data=options.validation_data,
+        test_data=options.test_data,
+        part=options.part,
         seed=options.data_seed,
         categories=options.categories,
+        header=options.header,
+        schema=options.schema,
+        rare=options.rare,
     )
 
 
-def _part(value: float) -> int | float:
+def _part(value: float | None) -> int | float | None:
     """Options keep numbers as floats: from 1 on they count rows, below they are fractions."""
-    return int(value) if value.is_integer() else value
+    return int(value) if value is not None and value.is_integer() else value
 
 
 def build_flow(options: Options, dataset: Dataset) -> Trainable:

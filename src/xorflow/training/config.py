@@ -29,7 +29,7 @@ from xorflow.training.registry import (
     value_text,
 )
 
-CONFIG_VERSION = 6
+CONFIG_VERSION = 7
 
 _MOST_TOML = 2**20
 """The most bytes of a .toml file."""
@@ -158,22 +158,50 @@ class Options:
     no effect, is known when a run begins.
     """
 
-    data: str = _data("mnist", "`mnist`, or a .npy, .npz or .csv file", flag=True)
+    data: str = _data("mnist", "`mnist`, or a file", flag=True)
+    validation_data: str | None = _data(None, "a file of rows that validate", needs=(_IN_FILES,), flag=True)
+    test_data: str | None = _data(None, "a file of rows that test", needs=(_IN_FILES,), flag=True)
+    part: str | None = _data(
+        None,
+        "the column of a table that says of each row `train`, `validation` or `test`",
+        needs=(_IN_FILES,),
+    )
+    header: bool | None = _data(
+        None,
+        "whether the first line of a text file names the columns; by default a rule decides",
+        needs=(_IN_FILES,),
+    )
+    schema: str | None = _data(
+        None,
+        "a .toml file about the columns of a table",
+        needs=(_IN_FILES,),
+        flag=True,
+    )
+    rare: int = _data(
+        0,
+        "merge values that fewer rows have",
+        range=_COUNT,
+        needs=(_IN_FILES,),
+        flag=True,
+    )
     categories: int | None = _data(
         None,
-        "how many values every column of a file has, the integers from 0; by default those that occur. For images some of "
+        "how many values every feature of an array has, the integers from 0; by default those that occur. For images some of "
         "whose pixels never vary",
         range={"at least": 2, "below": MOST},
         needs=(_IN_FILES,),
     )
     validation: float | None = _data(
         None,
-        "rows, or a fraction below 1, that validate; by default 10,000 of MNIST, a tenth of a file",
+        "rows, or a share of them, that validate",
         range=_AMOUNT,
         flag=True,
     )
-    test: float = _data(
-        0.1, "rows, or a fraction below 1, of a file that test", range=_AMOUNT, needs=(_IN_FILES,)
+    test: float | None = _data(
+        None,
+        "rows, or a share of them, that test; by default a tenth",
+        range=_AMOUNT,
+        needs=(_IN_FILES,),
     )
     data_seed: int = _data(
         0, "names the binarisation of the evaluation sets, or the split of a file", range=_SEED

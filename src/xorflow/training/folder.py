@@ -27,8 +27,8 @@ from xorflow._files import (
     write_bytes,
     write_json,
 )
-from xorflow.data import Codec, Dataset
-from xorflow.errors import CheckpointError, ConfigError, DataError
+from xorflow.data import Dataset, Schema
+from xorflow.errors import CheckpointError, ConfigError, DataError, ModelError
 from xorflow.flows import LatentFlow
 from xorflow.training.build import build_data
 from xorflow.training.checkpoint import has_tensors, install, read_weights
@@ -110,13 +110,35 @@ BEGINNING = "beginning"
 """The file of the weights that a model built in Python begins with: no options describe how it got them."""
 
 
+SCHEMA = "schema.json"
+"""The file of the columns of a table."""
+
+
 def write_config(run: Path, options: Options, flow: Trainable, dataset: Dataset) -> None:
-    """`config.json`: every option, the architecture, and what the data look like."""
+    """`config.json`: every option, the architecture, and what the data look like; and the `schema.json` of a table."""
+    _write_config(run, options, flow, dataset.schema, _data_format(dataset))
+
+
+def write_saved(run: Path, options: Options, flow: Trainable, schema: Schema | None) -> None:
+    """The same of a model whose data are not known, but for their schema."""
+    if schema is not None and tuple(flow.states.sizes) != schema.categories:
+        raise ModelError(
+            f"the model of a table has the states of its schema, {schema.categories}, and this one has "
+            f"{tuple(flow.states.sizes)}; build it with categories=schema.categories"
+        )
+    _write_config(run, options, flow, schema, {"shape": None, "schema": schema and schema.sha256})
+
+
+def _write_config(
+    run: Path, options: Options, flow: Trainable, schema: Schema | None, data_format: dict[str, Any]
+) -> None:
+    if schema is not None:
+        write_json(run / SCHEMA, schema.to_json())
     config = {
         "version": CONFIG_VERSION,
         **options.to_json(),
         "model": flow_to_spec(flow),
-        "data_format": _data_format(dataset),
+        "data_format": data_format,
     }
     write_json(run / "config.json", config)
 
@@ -126,7 +148,7 @@ def _data_format(dataset: Dataset) -> dict[str, Any]:
     return {
         "description": dataset.describe(),
         "shape": None if dataset.shape is None else list(dataset.shape),
-        "codec": None if dataset.codec is None else dataset.codec.to_json(),
+        "schema": None if dataset.schema is None else dataset.schema.sha256,
         "train_sha256": dataset.train.sha256,
     }
 
@@ -159,9 +181,11 @@ def difference_of_data(came: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
     key = next((key for key in came if came[key] != kept.get(key)), "format")
     if key == "description" and isinstance(kept.get(key), dict):
         return difference_of_data(came[key], kept[key])
-    return {"codec": "set of categories", "train_sha256": "training part", "sha256": "held-out part"}.get(
-        key, key
-    )
+    return {
+        "schema": "set of columns or values",
+        "train_sha256": "training part",
+        "sha256": "held-out part",
+    }.get(key, key)
 
 
 def read_config_file(run: Path) -> dict[str, Any]:
@@ -330,7 +354,7 @@ class Run:
     options: Options
     flow: Trainable
     shape: tuple[int, ...] | None
-    codec: Codec | None
+    schema: Schema | None
     data_format: Mapping[str, Any]
 
     @property
@@ -359,24 +383,31 @@ def open_run(run: Path, *, device: str = "cpu", classes: Mapping[str, type[nn.Mo
     kept = config["data_format"]
     try:
         flow = model_for(config["model"], weights, classes)
-        codec = None if kept.get("codec") is None else Codec.from_json(kept["codec"])
+        schema = None if kept.get("schema") is None else _read_schema(run, kept["schema"])
     except (CheckpointError, DataError) as error:
         raise CheckpointError(f"{path}: {error}") from error
     install(flow, weights, run)
-    return Run(run, options, flow.to(target).eval(), _checked_shape(kept, flow, codec, path), codec, kept)
+    return Run(run, options, flow.to(target).eval(), _checked_shape(kept, flow, schema, path), schema, kept)
+
+
+def _read_schema(run: Path, digest: Any) -> Schema:
+    schema = Schema.from_json(read_json(inside(run, SCHEMA), "the schema"))
+    if schema.sha256 != digest:
+        raise CheckpointError(f"{run / SCHEMA} is not the one that the run was trained with; restore it")
+    return schema
 
 
 def _checked_shape(
-    kept: Mapping[str, Any], flow: Trainable, codec: Codec | None, path: Path
+    kept: Mapping[str, Any], flow: Trainable, schema: Schema | None, path: Path
 ) -> tuple[int, ...] | None:
-    """The shape of a row, if it is one that the model's features have; the codec must have its columns and categories."""
+    """The shape of a row, if it is one that the model's features have; the schema must have its columns and categories."""
     sizes = flow.states.sizes
-    if codec is not None and (
-        len(codec.values) != len(sizes)
-        or any(k > size for k, size in zip(codec.categories, sizes, strict=True))
+    if schema is not None and (
+        len(schema.columns) != len(sizes)
+        or any(k > size for k, size in zip(schema.categories, sizes, strict=True))
     ):
         raise CheckpointError(
-            f"{path} is damaged: its codec has other columns or categories than its model; restore it"
+            f"{path} is damaged: the schema beside it has other columns or categories than its model; restore it"
         )
     shape = kept.get("shape")
     if shape is None:

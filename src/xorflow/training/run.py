@@ -14,7 +14,8 @@ from torch import nn
 from xorflow._devices import out_of_memory_as_error, resolve_device
 from xorflow._files import write_json
 from xorflow.conditioners.transformer import attention_stacks
-from xorflow.data import Dataset, validate
+from xorflow.data import Dataset, Schema, validate
+from xorflow.data import load as load_data
 from xorflow.errors import CheckpointError, ConfigError, ModelError
 from xorflow.estimators import Estimator, MaximumLikelihood
 from xorflow.flows import LatentFlow
@@ -42,6 +43,7 @@ from xorflow.training.folder import (
     require_free,
     require_tensorboard,
     write_config,
+    write_saved,
 )
 from xorflow.training.optimiser import hidden_matrices
 from xorflow.training.registry import (
@@ -58,7 +60,7 @@ from xorflow.training.trainer import Observer, Trainer
 
 def fit(
     flow: Trainable,
-    data: Dataset,
+    data: Any,
     estimator: Estimator | None = None,
     *,
     out: str | Path | None = None,
@@ -70,7 +72,7 @@ def fit(
 
     Args:
         flow: the model.
-        data: its data.
+        data: a `Dataset`, or what `data.load` makes one of: a frame, an array, a tensor, or the path of a file.
         estimator: the objective; `MaximumLikelihood()` by default.
         out: a folder for configuration, weights, metrics and results; None keeps nothing on disk.
         init: `data` sets the output biases to the data's frequencies; `random` leaves the flow as it is.
@@ -86,11 +88,29 @@ def fit(
     clash = [name for name in options if name in OF_DATA + OF_A_MODEL]
     if clash:
         raise ConfigError(f"fit() trains the flow on the data it is given: {clash[0]} means nothing here")
-    chosen = Options(data=data.name, layers=None, init=init, estimator=ESTIMATORS.text(estimator)).replace(
+    dataset = data if isinstance(data, Dataset) else load_data(data)
+    chosen = Options(data=dataset.name, layers=None, init=init, estimator=ESTIMATORS.text(estimator)).replace(
         **options
     )
     folder = None if out is None else Path(out)
-    return finish_run(_begun(chosen, estimator, flow, data, folder, observer))
+    return finish_run(_begun(chosen, estimator, flow, dataset, folder, observer))
+
+
+def save(flow: Trainable, folder: str | Path, schema: Schema | None = None) -> None:
+    """Keep a model that was trained by a loop of one's own: a new folder that `load` and every command take.
+
+    Only what needs its data is refused there, such as `xorflow evaluate`: the folder does not name them.
+
+    Args:
+        flow: the model.
+        folder: new, or empty.
+        schema: of the table whose states the model is of; without it rows are integers.
+    """
+    out = Path(folder)
+    require_free(out, resumes=False)
+    with new_folder(out, resumes=False):
+        save_tensors(out, "weights", flow.state_dict())
+        write_saved(out, Options(data="data that are not named", layers=None), flow, schema)
 
 
 def create_run(

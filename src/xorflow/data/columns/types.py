@@ -46,6 +46,11 @@ def type_of_text(text: Any) -> pa.DataType:
     raise DataError(f"a column has an Arrow type such as 'string' or 'timestamp[us]', got {text!r}")
 
 
+def value_type(kind: pa.DataType) -> pa.DataType:
+    """What a type's values are of, whether each is written out or stands in a dictionary."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
