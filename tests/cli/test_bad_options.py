@@ -36,7 +36,10 @@ def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
             "hidden of conditioner 'made:hidden=wide' is whole numbers joined by +; got 'wide'",
         ),
         ("--conditioner made:hidden=0", "hidden widths are at least 1"),
-        ("--conditioner made:hidden", "takes hidden, direct, dropout, written as made:KEY=VALUE; got 'hidden'"),
+        (
+            "--conditioner made:hidden",
+            "takes hidden, direct, dropout, input_dropout, written as made:KEY=VALUE; got 'hidden'",
+        ),
         ("--set schedule=linear", "schedule is one of cosine, constant; got 'linear'"),
         ("--set label=true", "label has an effect only if data is mnist"),
         ("--set label=1", "label is true or false; got '1'"),

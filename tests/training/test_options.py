@@ -65,7 +65,7 @@ def test_replace_changes_only_what_it_is_told() -> None:
         (
             "conditioner",
             "made:hiden=8",
-            "takes hidden, direct, dropout, written as made:KEY=VALUE; got 'hiden=8'; did you mean 'hidden'?",
+            "takes hidden, direct, dropout, input_dropout, written as made:KEY=VALUE; got 'hiden=8'; did you mean 'hidden'?",
         ),
         (
             "conditioner",
