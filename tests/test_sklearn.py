@@ -1,7 +1,9 @@
 """scikit-learn's own checks, and what its conventions do not ask."""
 
+import copy
 import datetime
 import importlib
+import json
 import pickle
 import sys
 from pathlib import Path
@@ -20,7 +22,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from xorflow.errors import DataError, UserError
+import xorflow as xf
+from xorflow.errors import CheckpointError, DataError, UserError
 from xorflow.sklearn import FlowDensity, FlowDetector
 
 _TINY: dict[str, Any] = {"hidden": (4,), "epochs": 2, "batch_size": 64, "lr": 0.01}
@@ -138,6 +141,41 @@ def test_pipelines_searches_clones_and_pickles(fitted: FlowDetector, tmp_path: P
         assert np.array_equal(again.score_samples(frame), fitted.score_samples(frame))
     refit = clone(fitted).fit(_frame())
     assert np.array_equal(refit.score_samples(frame), fitted.score_samples(frame))
+
+
+def test_a_fitted_estimator_is_the_folder_of_a_run(fitted: FlowDetector, tmp_path: Path) -> None:
+    frame = _frame(50, seed=1)
+    fitted.save(tmp_path / "run")
+    again = FlowDetector.load(tmp_path / "run")
+    assert again.get_params() == fitted.get_params()
+    assert np.array_equal(again.score_samples(frame), fitted.score_samples(frame))
+    assert np.array_equal(again.predict(frame), fitted.predict(frame))
+    assert np.array_equal(again.p_values(frame), fitted.p_values(frame))
+    assert again.sample(3, 0).equals(fitted.sample(3, 0))
+    assert clone(again).fit(_frame()).offset_ == fitted.offset_
+    with pytest.raises(UserError, match="empty"):
+        fitted.save(tmp_path / "run")
+    flow = xf.load(tmp_path / "run")
+    assert xf.TableModel(fitted.table_model_.schema, flow).log_prob(frame) == pytest.approx(
+        fitted.score_samples(frame), abs=1e-3
+    )
+
+
+def test_any_run_on_a_table_is_a_density(fitted: FlowDetector, tmp_path: Path) -> None:
+    table = fitted.table_model_
+    xf.save(copy.deepcopy(table.model).float(), tmp_path / "run", table.schema)
+    density = FlowDensity.load(tmp_path / "run")
+    assert np.array_equal(density.score_samples(_frame()), fitted.score_samples(_frame()))
+    with pytest.raises(CheckpointError, match="load a FlowDensity"):
+        FlowDetector.load(tmp_path / "run")
+    for bad in (
+        {"parameters": 3},
+        {"parameters": {"lr": []}, "container": {}, "named": 1},
+        {"offset": 1, "calibration_scores": 2},
+    ):
+        (tmp_path / "run" / "sklearn.json").write_text(json.dumps(bad))
+        with pytest.raises(CheckpointError):
+            FlowDetector.load(tmp_path / "run")
 
 
 def _rows(count: int, seed: int, distinct: int) -> np.ndarray:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import numbers
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+from xorflow._files import inside, read_json, write_json
 from xorflow.bases import FactorisedBase
 from xorflow.conditioners import MADE
 from xorflow.data import Dataset, Split
@@ -20,10 +23,10 @@ from xorflow.data.kinds import kind_of
 from xorflow.data.parts import shuffled
 from xorflow.data.schema import Schema
 from xorflow.data.schema_file import Wish, read_wishes
-from xorflow.errors import ConfigError, DataError
+from xorflow.errors import CheckpointError, ConfigError, DataError
 from xorflow.flows import LatentFlow, Layer, Mixture
 from xorflow.table_model import TableModel
-from xorflow.training import fit
+from xorflow.training import fit, open_run, save
 
 try:
     from sklearn.base import BaseEstimator, OutlierMixin
@@ -67,6 +70,8 @@ class FlowDensity(BaseEstimator):
     >>> FlowDensity(epochs=2).fit(rows).score_samples(rows[:4]).shape
     (4,)
     """
+
+    n_features_in_: int
 
     def __init__(
         self,
@@ -135,6 +140,45 @@ class FlowDensity(BaseEstimator):
 
             return polars.from_arrow(table)
         return table
+
+    # ---- as a folder ----
+
+    def save(self, folder: str | Path) -> None:
+        """Keep the fitted estimator as the folder of a run, new or empty, which every command takes; nothing is pickled."""
+        check_is_fitted(self)
+        model = copy.deepcopy(self.table_model_.model).float()  # the precision that it was trained in
+        assert isinstance(model, LatentFlow | Mixture)
+        save(model, folder, self.table_model_.schema)
+        write_json(Path(folder) / _ESTIMATOR, self._kept())
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "cpu") -> Self:
+        """The estimator that `save` kept, or that of any run on a table; executes nothing that is in the folder."""
+        folder = Path(folder)
+        run = open_run(folder, device=device)
+        if run.schema is None:
+            raise ConfigError(f"an estimator is of a table, and the run in {folder} is not; use xorflow.load")
+        path = inside(folder, _ESTIMATOR)
+        kept = read_json(path, "the estimator") if path.exists() else {}
+        estimator = cls(**_read_parameters(kept, cls, path))
+        estimator._set_model(run.schema, run.flow)
+        estimator._names = [*run.schema.order]
+        estimator.n_features_in_ = len(estimator._names)
+        if kept.get("named", True):
+            estimator.feature_names_in_ = np.array(estimator._names, object)
+        estimator.container_ = str(kept.get("container", "pyarrow"))
+        estimator._restore(kept, path)
+        return estimator
+
+    def _kept(self) -> dict[str, Any]:
+        """What the folder of a run does not have."""
+        parameters = {name: _plain(value) for name, value in self.get_params().items()}
+        named = hasattr(self, "feature_names_in_")
+        own = {"estimator": type(self).__name__, "parameters": parameters}
+        return own | {"container": self.container_, "named": named}
+
+    def _restore(self, kept: dict[str, Any], path: Path) -> None:
+        """Take what a subclass kept."""
 
     # ---- rows ----
 
@@ -216,6 +260,9 @@ class FlowDensity(BaseEstimator):
             seed=seed,
             device=self.device,
         )
+        self._set_model(schema, model)
+
+    def _set_model(self, schema: Schema, model: LatentFlow | Mixture) -> None:
         # in double precision a row's score does not depend on the rows that are scored with it
         self.table_model_ = TableModel(schema, model.double().eval())
         self.measures_ = self.table_model_.measures
@@ -313,6 +360,22 @@ class FlowDetector(OutlierMixin, FlowDensity):
         self.calibration_scores_ = np.sort(scores[split["calibration"]])
         return self
 
+    def _kept(self) -> dict[str, Any]:
+        return super()._kept() | {
+            "offset": self.offset_,
+            "calibration_scores": self.calibration_scores_.tolist(),
+        }
+
+    def _restore(self, kept: dict[str, Any], path: Path) -> None:
+        match kept:
+            case {"offset": float() as offset, "calibration_scores": [*scores]}:
+                if all(type(score) is float for score in scores):
+                    self.offset_, self.calibration_scores_ = offset, np.sort(np.array(scores, np.float64))
+                    return
+        raise CheckpointError(
+            f"a FlowDetector has calibration scores, and {path} has none; load a FlowDensity"
+        )
+
     def decision_function(self, X: Any) -> np.ndarray:
         """Below 0 for outliers."""
         return self.score_samples(X) - self.offset_
@@ -343,6 +406,36 @@ class FlowDetector(OutlierMixin, FlowDensity):
 def _seed(random_state: Any) -> int:
     """A seed that is always the same for None."""
     return 0 if random_state is None else int(check_random_state(random_state).randint(2**31 - 1))
+
+
+# ---- files ----
+
+_ESTIMATOR = "sklearn.json"
+"""The file of what an estimator has beside its run."""
+
+
+def _plain(value: Any) -> Any:
+    """A parameter as JSON; the state of a generator is not kept."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else None
+
+
+def _read_parameters(kept: Mapping[str, Any], of: type[BaseEstimator], path: Path) -> dict[str, Any]:
+    """Parameters from a file; `fit` checks their values."""
+    parameters = kept.get("parameters", {})
+    names = {*of().get_params()}
+    if not isinstance(parameters, dict):
+        raise CheckpointError(f"{path} is damaged: its parameters are {parameters!r:.100}; restore it")
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in parameters.items()
+        if name in names
+    }
 
 
 # ---- cells ----
