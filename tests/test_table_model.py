@@ -3,14 +3,28 @@
 import itertools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import polars
 import pyarrow as pa
 import pytest
 import torch
 
-from xorflow import MADE, FactorisedBase, Intractable, LatentFlow, Layer, Mixture, ModelError, fit
-from xorflow.data import Dataset, Split
+from xorflow import (
+    MADE,
+    FactorisedBase,
+    Intractable,
+    LatentFlow,
+    Layer,
+    Mixture,
+    ModelError,
+    evaluate,
+    fit,
+    training,
+)
+from xorflow.data import Dataset, Split, load
 from xorflow.data.columns import Category, Column, Constant, Number
 from xorflow.data.columns.bins import Tail
 from xorflow.data.schema import Schema
@@ -200,3 +214,41 @@ def test_measures_are_stated() -> None:
     number = "mass at 1 value, density per unit elsewhere"
     assert model.measures == {"number": number, "word": "mass", "constant": "mass"}
     assert "3 columns" in repr(model)
+
+
+def _people(rows: int, seed: int) -> pd.DataFrame:
+    generator = np.random.default_rng(seed)
+    height = generator.normal(170, 10, rows).round(1)
+    weight = np.where(generator.random(rows) < 0.2, np.nan, height - 100 + generator.normal(0, 8, rows))
+    return pd.DataFrame(
+        {"height": height, "weight": weight, "town": generator.choice(["Rome", "Oslo"], rows)}
+    )
+
+
+def test_likelihoods_of_held_out_rows_are_densities(tmp_path: Path) -> None:
+    """What a run reports of a table is what its TableModel says of the same rows."""
+    held_out = _people(80, 1)
+    data = load(_people(400, 0), validation=0.2, test_data=held_out)
+    flow = _made(data.categories).float()
+    result = fit(flow, data, init="data", epochs=2, out=tmp_path / "run")
+    model = TableModel(data.schema, flow)
+    log_p = model.log_prob(held_out)
+    assert data.test is not None
+    assert evaluate.exact(flow, data.test).values.numpy() == pytest.approx(log_p, abs=1e-5)
+    assert result["test"]["nll"] == pytest.approx(-log_p.mean(), abs=1e-5)
+    assert result["test"]["stderr"] == pytest.approx(log_p.std(ddof=1) / math.sqrt(80), rel=1e-4)
+    assert result["test"]["floor"] < result["test"]["nll"] < result["independent_nll"] + 1
+    assert result["data"]["measures"] == model.measures
+    opened = training.open_run(tmp_path / "run")
+    again = TableModel(opened.schema, opened.flow)
+    assert again.log_prob(held_out) == pytest.approx(log_p, abs=1e-5)
+    assert again.measures == model.measures
+
+
+def test_frames_of_polars_are_tables() -> None:
+    frame = _people(100, 0)
+    data, same = load(frame), load(polars.from_pandas(frame))
+    assert torch.equal(data.train.values, same.train.values)
+    assert same.schema is not None
+    drawn = TableModel(same.schema, _made(same.categories)).sample(5)
+    assert polars.from_arrow(drawn).columns == ["height", "weight", "town"]

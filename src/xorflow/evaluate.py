@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -142,7 +142,16 @@ def exact_each(
             of_batch = _log_likelihoods(flows, first.states.integers(batch.x), batch.context)
             for of_flow, value in zip(values, of_batch, strict=True):
                 of_flow.append(value)
-    return [LogLikelihood(torch.cat(of_flow), "exact", first.features) for of_flow in values]
+    return [_of_rows(torch.cat(of_flow), data, "exact", first.features) for of_flow in values]
+
+
+def _of_rows(
+    values: Tensor, data: Split | Tensor, kind: Kind, features: int, *of_a_bound: Any
+) -> LogLikelihood:
+    """log p of states as log p of rows: where a state is more than one value, the place within it adds to it."""
+    if isinstance(data, Split) and data.log_density is not None:
+        values = values + data.log_density.to(values.device)
+    return LogLikelihood(values, kind, features, *of_a_bound)
 
 
 def _log_likelihoods(models: Sequence[Model], x: Tensor, context: Tensor | None) -> list[Tensor]:
@@ -212,7 +221,7 @@ def importance(
     stop = flow.depth - 1 if sum_last and flow.last_layer_summable else flow.depth
     sums, squares, _ = _weigh(flow, data, context, samples, seed, proposal, stop, memory)
     values, effective = sums - math.log(samples), torch.exp(2 * sums - squares)
-    return LogLikelihood(values, "lower bound", flow.features, samples, effective)
+    return _of_rows(values, data, "lower bound", flow.features, samples, effective)
 
 
 @torch.no_grad()
@@ -243,7 +252,7 @@ def elbo(
     """
     _require_latent(flow)
     _, _, logs = _weigh(flow, data, context, samples, seed, proposal, flow.depth, memory)
-    return LogLikelihood(logs / samples, "lower bound", flow.features, samples)
+    return _of_rows(logs / samples, data, "lower bound", flow.features, samples)
 
 
 def _require_latent(flow: object) -> None:

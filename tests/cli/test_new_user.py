@@ -38,6 +38,24 @@ def test_three_commands_from_a_table_to_scores(tmp_path: Path, xorflow: Command)
     assert all(float(cell) < 0 for (cell,) in scores[1:])
 
 
+def test_rows_with_what_was_never_seen_are_scored_and_counted(
+    tmp_path: Path, people: Path, xorflow: Command
+) -> None:
+    cells = [COLUMNS, ("red", "L", "cat", 3), ("violet", "L", "unicorn", 3), ("red", "", "unicorn", 99)]
+    rows = tmp_path / "rows.csv"
+    rows.write_text("".join(",".join(map(str, row)) + "\n" for row in cells), encoding="utf-8")
+    scored = xorflow("score", people / "run", "--data", rows, "--json")
+    told = json.loads(scored.out)
+    assert told["unseen"] == dict(zip(COLUMNS, (1, 1, 2, 1), strict=True))
+    assert told["measures"] == dict.fromkeys(COLUMNS, "mass")
+    assert all(math.isfinite(value) for value in told["log_prob"])
+    written = xorflow("score", people / "run", "--data", rows, "--out", tmp_path / "scores.csv")
+    assert f"no training row has: {COLUMNS[0]!r} in 1 row, " in written.out
+    printed = xorflow("score", people / "run", "--data", rows)
+    assert printed.out.count("\n") == 3
+    assert "'pet' in 2 rows" in printed.err
+
+
 def test_the_folder_of_a_run_on_words(people: Path) -> None:
     names = {path.name for path in (people / "run").iterdir()}
     assert names == {

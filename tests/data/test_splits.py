@@ -155,3 +155,13 @@ def test_dataset_parts_must_agree() -> None:
         Dataset("x", three, None, hard(context=True), (2, 2, 2))
     with pytest.raises(DataError, match="at least two categories"):
         Dataset("x", two, None, None, (2, 1))
+
+
+def test_what_is_added_to_log_p_goes_with_its_rows():
+    rows = torch.arange(8, dtype=torch.uint8).reshape(4, 2)
+    split = Split(rows, log_density=torch.arange(4.0, dtype=torch.float64))
+    for part in (split[1:3], split.subset(3)[1:], split.to("cpu")[1:3]):
+        assert part.log_density is not None
+        assert part.log_density.tolist() == [1.0, 2.0]
+    with pytest.raises(DataError, match="log_density must be float64"):
+        Split(rows, log_density=torch.zeros(4))

@@ -76,16 +76,20 @@ def score(
             assert source is not None
             more, log_p = _score_table(TableModel(opened.schema, chosen), source, samples, most)
     values = training.require_finite(log_p, str(data)).values.cpu()
+    unseen = ", ".join(
+        f"{name!r} in {count:,} row{'s' * (count > 1)}" for name, count in more.get("unseen", {}).items()
+    )
     if out is not None:
         _write_scores(out, values)
     if as_json:
         typer.echo(json.dumps(log_p.summary() | more | {"log_prob": values.tolist()}, allow_nan=False))
     elif out is not None:
-        typer.echo(
-            f"wrote log p of {len(values)} rows ({log_p.kind}) to {out}; mean {float(values.mean()):.4f} nats"
-        )
+        mean = f"mean {float(values.mean()):.4f} nats"
+        typer.echo(f"wrote log p of {len(values)} rows ({log_p.kind}) to {out}; {mean}")
     else:
         typer.echo("\n".join(f"{value:.6f}" for value in values.tolist()))
+    if unseen and not as_json:
+        typer.echo(f"with something that no training row has: {unseen}", err=out is None)
 
 
 def _score_array(

@@ -35,7 +35,8 @@ class Split:
     """Rows of discrete values, or of grey values that are binarised afresh at each access.
 
     `values` is (N, D), uint8 where every K <= 256 and int64 otherwise. With `stochastic=True` they are
-    intensities v in 0..255, and each access draws x = 1 with probability v / 255.
+    intensities v in 0..255, and each access draws x = 1 with probability v / 255. Of a table, `log_density` is what
+    the places of cells within their states add to log p of each row: likelihoods of the split are then densities.
 
     >>> split = Split(torch.tensor([[0, 1], [1, 1], [1, 0]], dtype=torch.uint8))
     >>> [batch.x.tolist() for batch in split.batches(2)]
@@ -45,6 +46,7 @@ class Split:
     values: Tensor  # (N, D)
     context: Tensor | None = None  # (N, C)
     stochastic: bool = False
+    log_density: Tensor | None = None  # (N,) float64
 
     def __post_init__(self) -> None:
         v, c = self.values, self.context
@@ -58,6 +60,11 @@ class Split:
             raise DataError(
                 f"context must be float32 of shape ({len(v)}, C), one row for each row of data, "
                 f"got {tuple(c.shape)} of {c.dtype}"
+            )
+        added = self.log_density
+        if added is not None and (added.shape != (len(v),) or added.dtype != torch.float64):
+            raise DataError(
+                f"log_density must be float64 of shape ({len(v)},), got {tuple(added.shape)} of {added.dtype}"
             )
 
     def __len__(self) -> int:
@@ -145,7 +152,7 @@ class Split:
         context = None if self.context is None else self.context.to(device)
         values = self.values.to(device)
         there = values is self.values and context is self.context
-        return self if there else Split(values, context, self.stochastic)
+        return self if there else replace(self, values=values, context=context)
 
     def subset(self, n: int) -> Split:
         """The first `n` rows."""
@@ -154,7 +161,8 @@ class Split:
 
     def __getitem__(self, rows: slice) -> Split:
         """Consecutive rows, which share memory with these."""
-        return Split(self.values[rows], None if self.context is None else self.context[rows], self.stochastic)
+        every = {"values": self.values, "context": self.context, "log_density": self.log_density}
+        return replace(self, **{name: tensor[rows] for name, tensor in every.items() if tensor is not None})
 
     def _check_count(self, n: int, what: str) -> None:
         if not 1 <= n <= len(self):
@@ -237,6 +245,7 @@ class Dataset:
             "sha256": {name: split.sha256 for name, split in self.parts.items() if name != "train"},
             "binarisation": drawn if self.train.stochastic else "none: the values are categories",
             "context": None if self.context_features == 0 else {"features": self.context_features},
+            **({} if self.schema is None else {"measures": {c.name: c.measure for c in self.schema.columns}}),
         }
 
 

@@ -47,18 +47,22 @@ def table_dataset(
         # in the order of the file, so that what rises from row to row is seen
         training = table.take(pa.array(np.sort(rows["train"])))
         schema = Schema.fit(training, wishes, rare=rare, layout=source.layout)
-        states = schema.encode(table)
-    codes = {name: states[each] for name, each in rows.items()}
+        cells = schema.cells(table)
+        states = schema.states(cells)
+        added = schema.log_density(cells, states)
+    parts = {name: (states[each], added[each]) for name, each in rows.items()}
     notes = [_about_header(source)] if source.text else []
     for name_of_part, each in held_out.items():
         other = open_rows(schema, each, header)
         notes += extra_columns(schema, other)
-        codes[name_of_part] = read_rows(schema, other)
-    codes["train"] = schema.shown(codes["train"], seed)
-    splits = {name: Split(torch.from_numpy(each)) for name, each in codes.items()}
+        parts[name_of_part] = _read_scored(schema, other)
+    splits = {
+        name: Split(torch.from_numpy(each), log_density=torch.from_numpy(densities))
+        for name, (each, densities) in parts.items()
+    }
     return Dataset(
         name,
-        splits["train"],
+        Split(torch.from_numpy(schema.shown(parts["train"][0], seed))),  # some cells of which are hidden
         splits.get("validation"),
         splits.get("test"),
         schema.categories,
@@ -98,6 +102,17 @@ def read_rows(schema: Schema, source: Source) -> np.ndarray:
     """The states (N, D) of all rows, read batch by batch."""
     with told(source.label):
         return np.concatenate([schema.encode(batch) for batch in source.batches(schema.names)])
+
+
+def _read_scored(schema: Schema, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    """The states (N, D) of all rows, and what the places of cells within them add to log p, (N,)."""
+    states, added = [], []
+    with told(source.label):
+        for batch in source.batches(schema.names):
+            cells = schema.cells(batch)
+            states.append(schema.states(cells))
+            added.append(schema.log_density(cells, states[-1]))
+    return np.concatenate(states), np.concatenate(added)
 
 
 @contextmanager

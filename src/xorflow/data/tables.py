@@ -72,7 +72,10 @@ class Source:
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows at once; at least one."""
         columns = [*self.types] if columns is None else columns
-        schema = pa.schema([(name, self.types[name]) for name in columns])
+        types = [self.types[name] for name in columns]
+        # Arrow takes no rows of views, which polars has
+        types = [pa.large_string() if kind == pa.string_view() else kind for kind in types]
+        schema = pa.schema([*zip(columns, types, strict=True)])
         return pa.Table.from_batches((batch.cast(schema) for batch in self.batches(columns)), schema)
 
 
