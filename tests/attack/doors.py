@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attack import data_files, options, python_edge, run_folders, scikit, tables
+from attack import data_files, options, python_edge, run_folders, scikit, table_files, tables
 from attack.rule import Door
 
 DOORS: dict[str, Door] = {
@@ -15,6 +15,8 @@ DOORS: dict[str, Door] = {
     "paths of data": data_files.paths,
     "tables": tables.damaged,
     "tables, whole": tables.whole,
+    "tables by commands": table_files.commands,
+    "tables of words": table_files.words,
     "schemas": tables.schema_json,
     "schema files": tables.schema_file,
     "TOML": options.toml,

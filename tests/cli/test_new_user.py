@@ -332,3 +332,18 @@ def test_one_row_that_tests_has_no_standard_error(tmp_path: Path, xorflow: Comma
         1, None, None, None
     )  # fmt: skip
     assert math.isfinite(figures["nll"])
+
+
+def test_an_error_is_one_line_even_where_columns_are_ignored(
+    people: Path, tmp_path: Path, xorflow: Command
+) -> None:
+    rows = table(people / "people.csv")
+    extra = [[*row, str(n)] for n, row in enumerate(rows)]
+    for name, last, said in (("good", "3", 0), ("bad", "three", 2)):
+        path = tmp_path / f"{name}.csv"
+        extra[-1][COLUMNS.index("rooms")] = last
+        with path.open("w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream).writerows(extra)
+        outcome = xorflow("score", people / "run", "--data", path)
+        assert (outcome.code, outcome.err.count("\n")) == (said, 1)
+        assert ("has columns that are ignored: '0'" in outcome.err) == (said == 0)

@@ -214,6 +214,14 @@ def test_members_that_are_no_arrays_or_claim_too_much(tmp_path: Path) -> None:
     refused(path, "truncated, damaged")
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_archives_that_numpy_does_not_write(tmp_path: Path, method: int) -> None:
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("x.npy", _saved(GOOD))
+    refused(path, "compressed as numpy never does")
+
+
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 @pytest.mark.parametrize(
     "array", [GOOD, np.asfortranarray(GOOD), GOOD.astype(">i4"), GOOD.reshape(20, 2, 1), GOOD > 0]

@@ -1,6 +1,7 @@
 """Rows to be scored and rows that were sampled."""
 
 import csv
+import datetime
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +70,12 @@ def test_what_was_never_seen_is_something_else(write: Callable[[str, str], Path]
     path = write("x.csv", "colour,size\ngreen,7\n,\n")
     unseen = [column.unseen for column in SCHEMA.columns]
     assert load_rows(path, categories=KINDS, schema=SCHEMA).tolist() == [unseen, unseen]
+
+
+def test_times_of_day_are_not_read_from_text(write: Callable[[str, str], Path]) -> None:
+    schema = Schema.fit(pa.table({"at": pa.array([datetime.time(hour) for hour in range(24)])}))
+    with pytest.raises(DataError, match=r"x\.csv: column 'at' holds time64\[us\], which text is not read as"):
+        load_rows(write("x.csv", "at\n08:00:00\n"), categories=schema.categories, schema=schema)
 
 
 def test_one_row_and_a_constant_column_can_be_scored(tmp_path: Path) -> None:

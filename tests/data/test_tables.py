@@ -43,6 +43,15 @@ def test_text_keeps_the_texts(tmp_path: Path, suffix: str) -> None:
     assert read.columns[3].to_pylist() == ["2020-01-01", None, "1900-02-03"]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".data"])
+@pytest.mark.parametrize("cells", [["x", None, None, "y"], [1, None]])
+def test_a_gap_in_the_only_column_is_a_row(tmp_path: Path, suffix: str, cells: list[object]) -> None:
+    path = tmp_path / f"x{suffix}"
+    write_table(path, pa.table({"a": cells}), {})
+    read = open_table(path, header=suffix != ".data").read()
+    assert read.columns[0].to_pylist() == [None if cell is None else str(cell) for cell in cells]
+
+
 def test_many_batches_are_one_table(tmp_path: Path) -> None:
     table = pa.table({"a": np.arange(100_000), "b.c": np.arange(100_000) % 7})
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=30_000)

@@ -81,6 +81,9 @@ def score(
     )
     if out is not None:
         _write_scores(out, values)
+    if source is not None and opened.schema is not None:
+        for line in extra_columns(opened.schema, source):
+            typer.echo(line, err=True)
     if as_json:
         typer.echo(json.dumps(log_p.summary() | more | {"log_prob": values.tolist()}, allow_nan=False))
     elif out is not None:
@@ -104,8 +107,6 @@ def _score_table(
     model: TableModel, source: Source, samples: int, memory: int | None
 ) -> tuple[dict[str, Any], LogLikelihood]:
     """Scores of rows that are read batch by batch; of what measures they are densities, and what rows have never been seen."""
-    for line in extra_columns(model.schema, source):
-        typer.echo(line, err=True)
     values, kind, unseen = [], "exact", Counter()
     with told(source.label):
         for batch in source.batches(model.schema.names):

@@ -92,6 +92,8 @@ def _read_members(file: IO[bytes]) -> dict[str, np.ndarray]:
     with _reading():
         archive = zipfile.ZipFile(file)
     for member in archive.infolist():
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise _Damaged(f"{member.filename!r} is compressed as numpy never does")
         if member.file_size > _DEFLATED * member.compress_size:
             raise _Damaged(f"{member.filename!r} says that it has {member.file_size:,} bytes")
         with _reading():

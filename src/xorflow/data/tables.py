@@ -211,6 +211,8 @@ def write_table(path: Path, table: pa.Table, layout: Mapping[str, Any]) -> None:
     suffix = path.suffix.lower()
     buffer = io.BytesIO()
     if suffix in delimited.SUFFIXES:
+        if table.num_columns == 1:  # a gap alone would be a blank line, which is no row
+            table = pa.table([pc.fill_null(table[0].cast(pa.string()), "")], names=table.column_names)
         separator = layout.get("separator", ",") if suffix != ".tsv" else "\t"
         header = layout.get("header", suffix != ".data")
         plain = not any(mark in name for name in table.column_names for mark in (separator, '"', "\n", "\r"))

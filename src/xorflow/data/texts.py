@@ -88,6 +88,10 @@ def read_texts(
     known = pc.if_else(_is_gap(cells, gaps), pa.scalar(None, pa.string()), cells)
     try:
         values = pc.cast(known, kind)
+    except pa.ArrowNotImplementedError:
+        raise DataError(
+            f"column {name!r} holds {kind}, which text is not read as; give it in a .parquet or .feather file, or as a frame"
+        ) from None
     except pa.ArrowInvalid as error:
         raise DataError(
             f"column {name!r} holds {_NAMES.get(str(kind), str(kind))}, and a cell is none ({error}); mend or empty it"

@@ -306,3 +306,10 @@ def test_numbers_beyond_single_precision_are_scored_in_a_column_of_it() -> None:
     codes = column.encode(cells)
     assert list(codes < column.states) == [True, True, False]
     assert np.isfinite(column.log_density(cells, codes)).all()
+
+
+@pytest.mark.parametrize("kind", ["integer", "category", "constant"])
+def test_no_state_is_infinite(kind: str) -> None:
+    column = KINDS[kind].fit("n", pa.array([math.inf, 1.0, 1.0, -math.inf, None]))
+    assert column.encode(pa.array([math.inf, 1.0]))[0] == column.unseen
+    assert column_from_json(json.loads(json.dumps(column.to_json(), allow_nan=False))) == column

@@ -35,7 +35,10 @@ class Discrete(Column):
     @classmethod
     def fit(cls, name: str, values: pa.Array | pa.ChunkedArray, *, rare: int = 0) -> Self:
         cells = cells_to_learn(name, values)
-        counted = cells.drop_null().value_counts()
+        there = cells.drop_null()
+        if there.type == pa.float64():  # no state is infinite
+            there = there.filter(pc.is_finite(there))
+        counted = there.value_counts()
         counted = counted.take(pc.call_function("array_sort_indices", [counted.field(0)]))
         distinct, counts = counted.field(0), counted.field(1).to_numpy(zero_copy_only=False)
         merged = counts < rare
