@@ -6,8 +6,10 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, kl_divergence
 
 from enumeration import padded
+from xorflow import FactorisedBase, ModularShift
 from xorflow._states import Alphabet, Layout
 from xorflow.flows import Choices
+from xorflow.flows.choices import log_marginal
 
 SIZES = (3, 2, 4, 1, 2, 3)
 
@@ -167,3 +169,22 @@ def test_a_mixture_under_vmap_is_one_after_the_other(in_dims):
     gradients = [torch.autograd.grad(out.sin().sum(), [logits, values]) for out in (found, expected)]
     for ours, theirs in zip(*gradients, strict=True):
         close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_shifts_summed_out_without_gradient_are_those_with_one(dtype: torch.dtype, scale: float) -> None:
+    """As probabilities, or as logs where sums of probabilities would vanish."""
+    kinds = (2, 5, 3, 5, 40)
+    generator = torch.Generator().manual_seed(0)
+    transform, base = ModularShift(kinds), FactorisedBase(5, categories=kinds, learned=True).to(dtype)
+    with torch.no_grad():
+        base.logits.copy_(scale * torch.randn(base.logits.shape, generator=generator))
+    x = torch.stack([torch.randint(0, k, (200,), generator=generator) for k in kinds], -1)
+    logits = scale * torch.randn(200, transform.choices.flat, generator=generator, dtype=dtype)
+    choices = Choices(logits, transform.layout)
+    expected = log_marginal(choices, transform, base, x).detach()
+    with torch.no_grad():
+        found = log_marginal(choices, transform, base, x)
+    error = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(found, expected, rtol=error, atol=error)

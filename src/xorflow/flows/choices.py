@@ -18,7 +18,7 @@ from xorflow._math import Function
 from xorflow._states import Layout
 from xorflow.bases import FactorisedBase
 from xorflow.errors import Intractable
-from xorflow.transforms import Transform
+from xorflow.transforms import ModularShift, Transform
 
 GREEDY: Literal["greedy"] = "greedy"
 Draws = Tensor | Literal["greedy"]
@@ -166,6 +166,13 @@ class Choices:
         """log E[exp(values at u)], (..., D), for values by group."""
         return self._by_feature(lambda group, part: group.log_mixture(part), values)
 
+    def log_mixture_of_shifts(self, tables: Sequence[Tensor], x: Sequence[Tensor]) -> Tensor:
+        """log E[exp(table[(x - u) mod K])], (..., D), for tables (n, K) and integers x (..., n) by group; without gradient.
+
+        A sum of products of probabilities, which takes a few passes over them; `log_mixture` of all values takes many.
+        """
+        return self._by_feature(lambda group, table, x: group.log_mixture_of_shifts(table, x), tables, x)
+
     def _by_feature(self, of_group: Callable[..., Tensor], *by_group: Sequence[Any]) -> Tensor:
         """(..., D) from what a function says of each group."""
         return self._layout.joined([of_group(*each) for each in zip(self._groups, *by_group, strict=True)])
@@ -207,6 +214,9 @@ class _Bits:
     def log_mixture(self, values: Tensor) -> Tensor:
         return log_mixture(self.logits, *values.unbind(-1))
 
+    def log_mixture_of_shifts(self, table: Tensor, x: Tensor) -> Tensor:
+        return self.log_mixture(_shifted(table, x))
+
 
 class _Categories:
     """Categorical choices with logits (..., n, U)."""
@@ -245,6 +255,23 @@ class _Categories:
     def log_mixture(self, values: Tensor) -> Tensor:
         return torch.logsumexp(self.log_probs() + values, -1)
 
+    def log_mixture_of_shifts(self, table: Tensor, x: Tensor) -> Tensor:
+        mass = torch.linalg.vecdot(self.mean(), _shifted(table.exp(), x))
+        if bool((mass > _LEAST_MASS).all()):
+            return mass.log()
+        return self.log_mixture(_shifted(table, x))  # what would vanish in a sum is there in logs
+
+
+_LEAST_MASS = 1e-30
+
+
+def _shifted(table: Tensor, x: Tensor) -> Tensor:
+    """The entries of tables (n, K) at x, x - 1, ..., modulo K, for integers x (..., n): (..., n, K)."""
+    size = table.shape[-1]
+    falling = table.flip(-1)
+    windows = torch.cat((falling, falling), -1).unfold(-1, size, 1)  # (n, K + 1, K)
+    return windows[torch.arange(len(table), device=x.device), size - 1 - x.long()]
+
 
 def choose(choices: Choices, draws: Draws) -> Tensor:
     """u by the draws: the most probable value, by inversion of uniforms, or given as integers; without gradient."""
@@ -277,6 +304,8 @@ def log_marginal(choices: Choices, transform: Transform, base: FactorisedBase, s
     if transform.is_xor:  # as below, without states (..., D, 2) that autograd would pass over again and again
         zero, one = base.log_table()[0].unbind(-1)
         return log_mixture(choices.logits, zero, one, state.to(choices.logits.dtype))
+    if type(transform) is ModularShift and not torch.is_grad_enabled() and state.device.type == "cpu":
+        return choices.log_mixture_of_shifts(base.log_table(), transform.layout.split(state))
     return choices.log_mixture(outcomes(transform, base, state))
 
 
