@@ -37,7 +37,7 @@ class Discrete(Column):
         cells = cells_to_learn(name, values)
         there = cells.drop_null()
         if there.type == pa.float64():  # no state is infinite
-            there = there.filter(pc.is_finite(there))
+            there = there.filter(pc.call_function("is_finite", [there]))
         counted = there.value_counts()
         counted = counted.take(pc.call_function("array_sort_indices", [counted.field(0)]))
         distinct, counts = counted.field(0), counted.field(1).to_numpy(zero_copy_only=False)
