@@ -10,6 +10,7 @@ import pyarrow as pa
 import torch
 
 from xorflow import evaluate
+from xorflow.data import Split
 from xorflow.data.schema import Schema
 from xorflow.errors import ModelError
 from xorflow.evaluate import Kind
@@ -83,20 +84,19 @@ class TableModel:
         """
         cells = self.schema.cells(rows)
         codes = self.schema.states(cells)
-        columns = self.schema.columns
-        added = [column.log_density(cells[column.name], codes[:, d]) for d, column in enumerate(columns)]
-        added = np.stack(added, 1)  # (N, D)
-        unseen = {column.name: int((codes[:, d] == column.unseen).sum()) for d, column in enumerate(columns)}
-        unseen = {name: count for name, count in unseen.items() if count}
-        x = torch.from_numpy(np.ascontiguousarray(codes, np.int64))
+        counts = {c.name: int((codes[:, d] == c.unseen).sum()) for d, c in enumerate(self.schema.columns)}
+        unseen = {name: count for name, count in counts.items() if count}
         if by_column:
-            cells = self._by_feature(x, memory) + added
-            return RowScores(cells.sum(1), "exact", unseen, cells)
+            added = [c.log_density(cells[c.name], codes[:, d]) for d, c in enumerate(self.schema.columns)]
+            parts = self._by_feature(torch.from_numpy(codes), memory) + np.stack(added, 1)
+            return RowScores(parts.sum(1), "exact", unseen, parts)
+        density = torch.from_numpy(self.schema.log_density(cells, codes))
+        split = Split(torch.from_numpy(codes), log_density=density)
         if samples and isinstance(self.model, LatentFlow) and not self.model.has_closed_form:
-            log_p = evaluate.importance(self.model, x, samples=samples, memory=memory)
+            log_p = evaluate.importance(self.model, split, samples=samples, memory=memory)
         else:
-            log_p = evaluate.exact(self.model, x, memory=memory)
-        return RowScores(log_p.values.cpu().numpy() + added.sum(1), log_p.kind, unseen)
+            log_p = evaluate.exact(self.model, split, memory=memory)
+        return RowScores(log_p.values.cpu().numpy(), log_p.kind, unseen)
 
     @torch.no_grad()
     def _by_feature(self, x: torch.Tensor, memory: int | None) -> np.ndarray:
