@@ -11,6 +11,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
+from xorflow.data.arrow import emptied
 from xorflow.data.tables import open_table, write_table
 from xorflow.errors import DataError
 
@@ -103,3 +104,9 @@ def test_what_no_table_has(tmp_path: Path) -> None:
         open_table(tmp_path / "x.parquet").read()
     with pytest.raises(DataError, match=r"tables are written to \.csv"):
         write_table(tmp_path / "x.txt", TABLE, {})
+
+
+def test_slices_of_texts_are_emptied_and_not_damaged():
+    cells = pa.array(["header", "10", "NA"])[1:]
+    assert emptied(cells, pa.array([False, True])).to_pylist() == ["10", None]
+    assert emptied(pa.chunked_array([cells]), pa.array([True, False])).to_pylist() == [None, "NA"]

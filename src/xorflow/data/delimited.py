@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from xorflow.data.arrow import compute as pc
+from xorflow.data.arrow import emptied
 from xorflow.data.texts import is_number
 from xorflow.errors import DataError
 
@@ -181,7 +182,7 @@ def _width(lines: Sequence[str], separator: str) -> int:
 
 def _trimmed(cells: pa.Array) -> pa.Array:
     texts = pc.utf8_trim_whitespace(cells)
-    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+    return emptied(texts, pc.equal(texts, ""))
 
 
 class _Checked(io.RawIOBase):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from xorflow.data.arrow import compute as pc
+from xorflow.data.arrow import emptied
 from xorflow.errors import DataError
 
 GAPS = (
@@ -84,8 +85,8 @@ def read_texts(
 ) -> pa.ChunkedArray:
     """Texts as values of a type; what stands for a gap becomes one."""
     if pa.types.is_string(kind):
-        return pc.if_else(pc.is_in(cells, pa.array(gaps, pa.string())), None, cells) if gaps else cells
-    known = pc.if_else(_is_gap(cells, gaps), pa.scalar(None, pa.string()), cells)
+        return emptied(cells, pc.is_in(cells, pa.array(gaps, pa.string()))) if gaps else cells
+    known = emptied(cells, _is_gap(cells, gaps))
     try:
         values = pc.cast(known, kind)
     except pa.ArrowNotImplementedError:
