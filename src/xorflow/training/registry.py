@@ -177,8 +177,8 @@ class Registry:
         inner: registries of arguments, by their names.
 
     >>> CONDITIONERS.read("made:hidden=16+8")
-    {'name': 'made', 'hidden': (16, 8), 'direct': False}
-    >>> CONDITIONERS.text({"name": "made", "hidden": [64], "direct": False})
+    {'name': 'made', 'hidden': (16, 8), 'direct': False, 'dropout': 0.0, 'input_dropout': 0.0}
+    >>> CONDITIONERS.text({"name": "made", "hidden": [64]})
     'made:hidden=64'
     """
 
