@@ -8,21 +8,21 @@ import pytest
 from command_line import Command
 from tiny_runs import StopAt, read, rows_file, train_run
 from xorflow.training import Interrupted, Options
-from xorflow.training.recipes import RECIPES, Recipe
+from xorflow.training.recipes import AUTO, RECIPES, Recipe
 
 
 def test_recipes_are_listed(xorflow: Command) -> None:
     said = xorflow("recipes")
     assert said.code == 0
     words = " ".join(said.out.split())
-    for recipe in RECIPES.values():
+    for recipe in (AUTO, *RECIPES.values()):
         assert recipe.label in words
     assert f"{RECIPES['demo'].nll:.2f}" in words
 
 
 def test_recipes_as_json(xorflow: Command) -> None:
     listed = json.loads(xorflow("recipes", "--json").out)
-    assert [entry["name"] for entry in listed] == list(RECIPES)
+    assert [entry["name"] for entry in listed] == ["auto", *RECIPES]
     assert all({"version", "data", "summary", "options", "minutes", "nll"} <= set(entry) for entry in listed)
 
 

@@ -263,7 +263,12 @@ def show_runs(console: Console, out: Path, summary: Mapping[str, Any]) -> None:
         for group in groups:
             nll, refit = group["nll"], group["refit_nll"]
             reach = f"{nll['min']:.2f} to {nll['max']:.2f}"
-            spread = (f"{nll['mean']:.2f}", f"{nll['std']:.2f}", reach, f"{refit['mean']:.2f}")
+            spread = (
+                f"{nll['mean']:.2f}",
+                f"{nll['std']:.2f}",
+                reach,
+                f"{refit['mean']:.2f}" if refit else "-",
+            )
             table.add_row(Text(group["name"]), str(group["n"]), *spread)
         console.print()
         console.print(table)
@@ -287,4 +292,5 @@ def _figures(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
         return "-", "", "-", seconds
     stderr = "" if row["stderr"] is None else f" ± {row['stderr']:.2f}"
     kind = "exact" if row["kind"] == "exact" else "upper bound"
-    return f"{row['nll']:.2f}{stderr}", kind, f"{row['refit_nll']:.2f}", seconds
+    refit = "-" if row["refit_nll"] is None else f"{row['refit_nll']:.2f}"
+    return f"{row['nll']:.2f}{stderr}", kind, refit, seconds

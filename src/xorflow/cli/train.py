@@ -21,6 +21,7 @@ from rich.text import Text
 
 from xorflow import training
 from xorflow.cli import several
+from xorflow.cli.auto import show_auto, show_unit
 from xorflow.cli.runs import NOTHING_HELD_OUT
 from xorflow.cli.sample import write_samples
 from xorflow.data import Dataset
@@ -28,7 +29,7 @@ from xorflow.errors import ConfigError
 from xorflow.training import OPTIONS, Interrupted, Observer, Options
 from xorflow.training.config import Option, read_texts
 from xorflow.training.folder import holds_several
-from xorflow.training.recipes import RECIPES, Recipe
+from xorflow.training.recipes import AUTO, RECIPES, Recipe, is_auto
 
 _option = functools.partial(typer.Option, show_default=False)
 """Defaults are in the help; some versions of typer would add None."""
@@ -79,8 +80,9 @@ def train(
     if resume:
         kept = options.to_json() if config else {}
         _train_one(folder, lambda display: _resumed(folder, kept | given, display))
+    elif is_auto((chosen := options.replace(**given)).recipe):
+        _train_auto(folder, chosen)
     else:
-        chosen = options.replace(**given)
         _train_one(folder, lambda display: training.create_run(chosen, folder, display, model=model))
 
 
@@ -145,7 +147,23 @@ def _train_one(folder: Path, begin: Callable[[Observer | None], training.Trainer
             typer.echo(f"stopped; continue from the last checkpoint with: {again}", err=True)
         raise typer.Exit(130) from None
     pictures = write_samples(folder, count=100, seed=0)
-    show_summary(Console(), folder, result, pictures)
+    show = show_auto if "auto" in result else show_summary
+    show(Console(), folder, result, pictures)
+
+
+def _train_auto(folder: Path, options: Options) -> None:
+    errors = Console(stderr=True)
+    run = training.begin_auto(options, folder, lambda record: show_unit(errors, record))
+    show_data(Console(), run.dataset)
+    try:
+        result = run.make()
+    except (Interrupted, KeyboardInterrupt):
+        typer.echo(
+            "stopped; nothing is kept of a run of the recipe auto: give the same command again", err=True
+        )
+        raise typer.Exit(130) from None
+    samples = write_samples(folder, count=100, seed=0)
+    show_auto(Console(), folder, result, samples)
 
 
 def _resumed(folder: Path, given: dict[str, Any], display: Observer | None) -> training.Trainer | None:
@@ -187,7 +205,8 @@ def recipes(
 ) -> None:
     """Named sets of options: what each is for, and what to expect of it."""
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(recipe) for recipe in RECIPES.values()], indent=2))
+        every = (AUTO, *RECIPES.values())
+        typer.echo(json.dumps([dataclasses.asdict(recipe) for recipe in every], indent=2))
         return
     console = Console()
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -196,7 +215,7 @@ def recipes(
     for column in ("images", "minutes", "nats"):
         table.add_column(column, no_wrap=True, justify="right")
     table.add_column("what it is")
-    for recipe in RECIPES.values():
+    for recipe in (AUTO, *RECIPES.values()):
         table.add_row(
             recipe.label, recipe.data, *_expected(recipe), Text(f"{recipe.summary} For {recipe.machine}.")
         )
@@ -209,7 +228,11 @@ def recipes(
 
 def _expected(recipe: Recipe) -> tuple[str, str, str]:
     minutes = "-" if recipe.minutes is None else f"{recipe.minutes:.1f}"
-    return f"{recipe.images:,}", minutes, "-" if recipe.nll is None else f"{recipe.nll:.2f}"
+    return (
+        f"{recipe.images:,}" if recipe.images else "-",
+        minutes,
+        "-" if recipe.nll is None else f"{recipe.nll:.2f}",
+    )
 
 
 # ---- what a person sees while a run trains ----

@@ -2,6 +2,7 @@
 
 from xorflow._devices import out_of_memory_as_error, resolve_device, tf32_matmul
 from xorflow.training.auto import auto_fit
+from xorflow.training.auto_run import AutoRun, begin_auto
 from xorflow.training.build import build_data, build_estimator, build_flow, init_from_data
 from xorflow.training.checkpoint import Progress
 from xorflow.training.chow_liu import chow_liu
@@ -46,6 +47,7 @@ __all__ = [
     "POSTERIORS",
     "RECIPES",
     "TRANSFORMS",
+    "AutoRun",
     "Interrupted",
     "Job",
     "JobObserver",
@@ -57,6 +59,7 @@ __all__ = [
     "Run",
     "Trainer",
     "auto_fit",
+    "begin_auto",
     "build_data",
     "build_estimator",
     "build_flow",

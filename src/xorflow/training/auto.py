@@ -30,6 +30,7 @@ from xorflow.bases import FactorisedBase
 from xorflow.conditioners import MADE, BoostedTrees, Boosting, Conditioner, Source, Stacked
 from xorflow.conditioners.boosting import available
 from xorflow.data import Dataset, Split
+from xorflow.data.columns import Number
 from xorflow.errors import ConfigError
 from xorflow.estimators import MaximumLikelihood
 from xorflow.flows import LatentFlow, Layer, Mixture
@@ -106,7 +107,7 @@ def auto_fit(
     minutes: float = 2.0,
     orderings: int | None = None,
     seed: int = 0,
-    ordered: Sequence[int] = (),
+    ordered: Sequence[int] | None = None,
     observer: Callable[[dict[str, Any]], None] | None = None,
 ) -> Auto:
     """The best model of a data set that some minutes allow, everything counted but reading the data.
@@ -116,7 +117,7 @@ def auto_fit(
         minutes: no ordering is begun that would not end, with all that follows, in this time.
         orderings: exactly so many instead, however long they take: with the number in a record, the very model of that.
         seed: of networks, and of which orderings there are beside the data's own.
-        ordered: the columns whose values have an order.
+        ordered: the columns whose values have an order; of a table, by default, its numbers and times.
         observer: is told the record of each unit.
 
     Raises:
@@ -129,6 +130,9 @@ def auto_fit(
         )
     if orderings is not None and not 1 <= orderings <= MOST_ORDERINGS:
         raise ConfigError(f"the recipe auto has 1 to {MOST_ORDERINGS} orderings; got {orderings}")
+    if ordered is None:
+        schema = dataset.schema
+        ordered = [d for d, c in enumerate(schema.columns) if isinstance(c, Number)] if schema else []
     with _one_thread() as threads:
         search = _Search(dataset, seed, ordered, threads, observer)
         return search.run(60 * minutes, orderings)
@@ -365,6 +369,7 @@ class _Weighing:
         stack = torch.full((kinds, 2), -math.log(kinds), **like)
         if kinds > 1:  # of trees that are frequencies alone, and networks
             stack[:, 1] = torch.tensor([-8.0, 0.0])
+        start = stack.clone()
         stack.requires_grad_()
         mixture = torch.zeros(len(logits), **like).requires_grad_()
         optimiser = torch.optim.LBFGS([stack, mixture], max_iter=60, line_search_fn="strong_wolfe")
@@ -372,6 +377,9 @@ class _Weighing:
         def loss() -> Tensor:
             optimiser.zero_grad()
             value = self._mixed(logits, stack, mixture)
+            # a prior worth about a row for each weight: few rows say little about them
+            doubt = (stack - start).square().sum() / 2 - torch.log_softmax(mixture, 0).sum()
+            value = value + doubt / len(self.x)
             value.backward()
             return value
 

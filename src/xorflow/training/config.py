@@ -146,6 +146,7 @@ _STATE_ALONE = Needs(
     "conditioner", ("coupling",), but=True, because="a coupling sees the running state alone"
 )
 _ORDERED = Needs("conditioner", ("coupling",), but=True, because="a coupling has a mask and no ordering")
+_AUTO = Needs("recipe", ("auto", recipes.AUTO.label))
 _ONE_LAYER = "a mixture is of flows of one layer, trained by their exact likelihood"
 _OUTSIDE_MIXTURES = Needs("mixture", ("none",), because=_ONE_LAYER)
 
@@ -306,6 +307,13 @@ class Options:
     select: Literal["likelihood", "greedy"] = _training(
         "likelihood",
         "the weights kept are best on validation data by this likelihood; `greedy` is that of the flow",
+    )
+    minutes: float = _training(2.0, "that recipe auto may take", range=_POSITIVE, needs=(_AUTO,), flag=True)
+    orderings: int | None = _training(
+        None,
+        "how many orderings the recipe auto has, instead of as many as fit into `minutes`",
+        range={"at least": 1, "below": 9},
+        needs=(_AUTO,),
     )
     seed: int = _run(0, "of weights, order of rows, and noise", range=_SEED, flag=True)
     device: str = _run("auto", "`auto`, `cpu`, `cuda`, `cuda:N` or `mps`", flag=True, harmless=True)

@@ -208,8 +208,9 @@ INCOMPLETE = "incomplete"
 
 _FIGURES: dict[str, Any] = {
     "nll": float, "kind": Literal["exact", "lower bound"], "stderr": float | None, "bits_per_dim": float, "rows": int,
-    "greedy_nll": float, "refit_nll": float, "refit_stderr": float | None, "floor": float,
+    "floor": float,
 }  # fmt: skip
+_DETERMINISTIC: dict[str, Any] = {"greedy_nll": float, "refit_nll": float, "refit_stderr": float | None}
 _RESULT: dict[str, Any] = {"device": str, "parameters": int, "seconds": float, "data": dict}
 _DATA: dict[str, Any] = {"name": str, "shape": Sequence[int] | None}
 _OF_ONE: dict[str, Any] = {"seed": int, "epochs": int, "independent_nll": float | None}
@@ -231,6 +232,7 @@ def read_result(run: Path) -> dict[str, Any]:
     records += [(result.get("data"), _DATA)]
     for part in result.keys() & {"test", "validation"}:
         records += [(result[part], _FIGURES), (result, {} if "how" in result else {"independent_nll": float})]
+        records += [] if "auto" in result else [(result[part], _DETERMINISTIC)]
         records += [] if _is_exact(result[part]) else [(result[part], {"samples": int})]
     of_some: dict[str, Any] = {INCOMPLETE: Mapping[str, str], "warning": str}
     records += [(result, {key: kind}) for key, kind in of_some.items() if key in result]

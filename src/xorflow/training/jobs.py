@@ -23,6 +23,8 @@ import torch
 
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError, UserError, in_one_line
+from xorflow.training import recipes
+from xorflow.training.auto_run import begin_auto, check_auto
 from xorflow.training.build import build_data
 from xorflow.training.config import OF_DATA, Options
 from xorflow.training.folder import read_config_file, require_free
@@ -129,6 +131,8 @@ def run_jobs(
 
 def make_run(job: Job, dataset: Dataset | None = None) -> dict[str, Any]:
     """The result of a job's run, begun or gone on with as its folder has it; `dataset` is its data, if loaded."""
+    if recipes.is_auto(job.options.recipe) and not job.begun:
+        return begin_auto(job.options, job.out, dataset=dataset).make()
     if job.begun:
         trainer = resume_run(job.out, job.options.to_json(), dataset=dataset)
     else:
@@ -264,6 +268,9 @@ def _check(jobs: Sequence[Job], load: Callable[[Options], Dataset]) -> None:
             require_free(job.out)
             if kind not in checked:
                 checked.add(kind)
+                if recipes.is_auto(job.options.recipe):
+                    check_auto(job.options)
+                    continue
                 check_run(job.options, load(_data_options(job.options)), model=job.model)
         except UserError as error:
             problems.setdefault(f"run {job.name!r}" if job.name else "", str(error))

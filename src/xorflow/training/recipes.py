@@ -54,6 +54,23 @@ RECIPES = {name: Recipe(name, **recipe) for name, recipe in tomllib.loads(_TOML)
 """By name."""
 
 
+AUTO = Recipe(
+    "auto",
+    1,
+    "The best exact density that some minutes allow: trees and networks in several orderings, stacked and mixed.",
+    data="tables",
+    machine="two cores",
+    images=0,
+    minutes=2.0,
+)
+"""The recipe for tables, which is no set of options but a search of its own."""
+
+
+def is_auto(label: str) -> bool:
+    """Whether a recipe, with or without its version, is that."""
+    return label.partition("@")[0] == AUTO.name
+
+
 def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values with the options of the recipe that they name, if they name one; their own options override the recipe's.
 
@@ -71,9 +88,11 @@ def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _find(text: str) -> Recipe:
     name, _, version = text.partition("@")
-    recipe = RECIPES.get(name)
+    recipe = {**RECIPES, AUTO.name: AUTO}.get(name)
     if recipe is None:
-        raise ConfigError(f"recipe is none or one of {', '.join(RECIPES)}; got {text!r}; see xorflow recipes")
+        raise ConfigError(
+            f"recipe is none or one of {', '.join((*RECIPES, AUTO.name))}; got {text!r}; see xorflow recipes"
+        )
     if text not in (name, recipe.label):
         raise ConfigError(
             f"recipe {name!r} is at version {recipe.version} here; got version {version!r}: leave the version out, or give the "
@@ -92,6 +111,10 @@ def check_alone(before: str, label: str) -> None:
 
 def check_data(label: str, data: str) -> None:
     """Refuse a recipe on data that it is not for."""
+    if is_auto(label) and data == "mnist":
+        raise ConfigError(
+            "recipe 'auto' is for tables, and the data are mnist; leave recipe out, or give a file"
+        )
     recipe = RECIPES.get(label.partition("@")[0])
     if recipe is not None and recipe.data != data:
         raise ConfigError(

@@ -133,6 +133,8 @@ def create_run(
             holds it. Layers without a weight that learns stay as they are.
         dataset: the data that the options name, if they are loaded already.
     """
+    if recipes.is_auto(options.recipe):
+        raise ConfigError("a run of the recipe auto is made at once: begin_auto(options, out).make()")
     resolve_device(options.device)  # before data are loaded
     estimator = build_estimator(options.estimator)
     dataset = dataset or build_data(options)

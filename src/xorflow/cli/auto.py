@@ -1,0 +1,71 @@
+"""What a person sees of a run of the recipe auto: each unit as it is made, and at the end what was reached, by column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_MOST_COLUMNS = 12
+"""So many columns are shown, those first where the model is better than independence by most."""
+
+
+def show_unit(console: Console, record: Mapping[str, Any]) -> None:
+    """One line."""
+    console.print(
+        f"{record['order']:>10}  {record['kind']:<20}  validation {record['validation_nll']:.3f}  {record['seconds']:.1f} s",
+        highlight=False,
+    )
+
+
+def show_auto(console: Console, folder: Path, result: Mapping[str, Any], samples: Path) -> None:
+    """The end of a run: exact likelihoods beside simpler models, columns, and what was chosen and why."""
+    part = "test" if "test" in result else "validation"
+    figures, record = result[part], result["auto"]
+    table = Table.grid(padding=(0, 1))
+    table.add_column()
+    table.add_column(justify="right", no_wrap=True)
+    stderr = "" if figures["stderr"] is None else f"± {figures['stderr']:.3f}"
+    for name, nll, error in (
+        ("this model", figures["nll"], stderr),
+        ("Chow-Liu tree", result["chow_liu_nll"], ""),
+        ("independent columns", result["independent_nll"], ""),
+    ):
+        if nll is not None:
+            table.add_row(name, f"{nll:.3f}", error)
+    console.print(
+        f"Negative log-likelihood of the {part} data, exact, in nats (lower is better)", style="bold"
+    )
+    console.print(table, "", _columns(result["columns"]), "", sep="\n")
+    kinds = ", ".join(f"{kind} by {weight:.2f}" for kind, weight in record["kinds"].items())
+    orders = ", ".join(f"{order} {weight:.2f}" for order, weight in record["weights"].items())
+    lines = [
+        f"logits     {kinds}",
+        f"orderings  {orders}; {record['ends']}",
+        *(f"because    {reason}" for reason in record["reasons"]),
+        f"time       {result['seconds']:.1f} s on {result['device']}",
+        f"again      --set orderings={record['orderings']} makes the same model",
+        f"run        {folder}",
+        f"samples    {samples}",
+    ]
+    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+
+
+def _columns(columns: list[Mapping[str, Any]]) -> Table:
+    """Bits by column, the greatest gain first."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("column", overflow="fold")
+    for name in ("bits given those before it", "alone", "gain"):
+        table.add_column(name, justify="right")
+    ranked = sorted(columns, key=lambda column: column["bits"] - column["independent_bits"])
+    for column in ranked[:_MOST_COLUMNS]:
+        gain = column["independent_bits"] - column["bits"]
+        table.add_row(
+            column["column"], f"{column['bits']:.3f}", f"{column['independent_bits']:.3f}", f"{gain:+.3f}"
+        )
+    if len(ranked) > _MOST_COLUMNS:
+        table.add_row(f"{len(ranked) - _MOST_COLUMNS} more in result.json", "", "", "")
+    return table

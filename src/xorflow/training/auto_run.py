@@ -1,0 +1,158 @@
+"""A run of the recipe `auto`: the model of `auto_fit`, and what it reached beside simpler ones, in a folder like any other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xorflow import evaluate
+from xorflow._devices import out_of_memory_as_error, resolve_device
+from xorflow._files import write_json
+from xorflow.data import Dataset, Split
+from xorflow.errors import ConfigError
+from xorflow.flows import LatentFlow, Mixture
+from xorflow.training.auto import Auto, auto_fit
+from xorflow.training.build import build_data, category_frequencies
+from xorflow.training.checkpoint import save_tensors
+from xorflow.training.chow_liu import chow_liu
+from xorflow.training.config import OPTIONS, Options
+from xorflow.training.folder import new_folder, require_free, write_config
+from xorflow.training.registry import Trainable, value_text
+from xorflow.training.results import independent_nll, require_finite
+
+_GIVEN = ("recipe", "minutes", "orderings")
+
+
+@dataclass(frozen=True)
+class AutoRun:
+    """A run that is to be made: `finish_run` makes it.
+
+    Attributes:
+        options: of the recipe auto.
+        run_folder: where it goes, a new folder.
+        dataset: its data.
+        observer: is told the record of each unit.
+    """
+
+    options: Options
+    run_folder: Path
+    dataset: Dataset
+    observer: Callable[[Mapping[str, Any]], None] | None = None
+
+    def make(self) -> dict[str, Any]:
+        """Make the model and all files of the run; what its `result.json` holds."""
+        with new_folder(self.run_folder, resumes=False):
+            began = time.monotonic()
+            data = self.dataset.to(resolve_device(self.options.device))
+            with out_of_memory_as_error("give fewer rows, or use --device cpu"):
+                found = auto_fit(
+                    data,
+                    minutes=self.options.minutes,
+                    orderings=self.options.orderings,
+                    seed=self.options.seed,
+                    observer=self.observer,
+                )
+                result = _result(found, data, self.options, began)
+            # with the number of orderings that were made, a run from this configuration makes the same model
+            options = self.options.replace(orderings=found.record["orderings"])
+            save_tensors(self.run_folder, "weights", found.model.state_dict())
+            write_json(self.run_folder / "result.json", result)
+            write_config(self.run_folder, options, found.model, self.dataset)
+        return result
+
+
+def begin_auto(
+    options: Options,
+    out: Path,
+    observer: Callable[[Mapping[str, Any]], None] | None = None,
+    dataset: Dataset | None = None,
+) -> AutoRun:
+    """A run of the recipe auto; whatever would stop it is found here, before its folder is made."""
+    check_auto(options)
+    require_free(out, resumes=False)
+    dataset = dataset or build_data(options)
+    if dataset.validation is None:
+        raise ConfigError(
+            "the recipe auto chooses by validation rows, and there are none; keep some back (validation)"
+        )
+    return AutoRun(options, out, dataset, observer)
+
+
+def check_auto(options: Options) -> None:
+    """Refuse options of a model or of its training: the recipe chooses them."""
+    for name, option in OPTIONS.items():
+        value = getattr(options, name)
+        if option.group in ("Model", "Training") and name not in _GIVEN and value != option.default:
+            raise ConfigError(
+                f"the recipe auto chooses all of a model and of its training but minutes and orderings, and got {name}="
+                f"{value_text(value)}; leave it out, or choose recipe=none"
+            )
+
+
+def _result(found: Auto, dataset: Dataset, options: Options, began: float) -> dict[str, Any]:
+    parts = {name: split for name, split in dataset.parts.items() if name != "train"}
+    figures = {name: _figures(found.model, split, name) for name, split in parts.items()}
+    held_out = dataset.test or dataset.validation
+    assert held_out is not None
+    tree = chow_liu(dataset.train.values, dataset.categories)
+    return {
+        **figures,
+        "independent_nll": independent_nll(dataset, held_out),
+        "chow_liu_nll": None if tree is None else -float(tree.log_prob(held_out.values).mean()),
+        "columns": columns(found.model, dataset, held_out),
+        "seed": options.seed,
+        "epochs": max(unit.get("epochs", 0) for unit in found.record["units"]),
+        "parameters": sum(p.numel() for p in found.model.parameters() if p.requires_grad),
+        "seconds": round(time.monotonic() - began, 3),
+        "device": str(found.model.device),
+        "data": dataset.describe(),
+        "auto": found.record,
+    }
+
+
+def _figures(model: Trainable, split: Split, name: str) -> dict[str, Any]:
+    log_p = require_finite(evaluate.exact(model, split), f"the {name} part")
+    return log_p.summary() | {"floor": float(model.floor())}
+
+
+@torch.no_grad()
+def columns(model: Trainable, dataset: Dataset, split: Split) -> list[dict[str, Any]]:
+    """For each column the mean of -log2 p of its cells, given those before it, and by its frequencies alone.
+
+    A mixture of several orderings has no such parts; then they are of its component with the greatest weight.
+    """
+    flow = model
+    if isinstance(model, Mixture):
+        flow = model.flows[int(model.log_weights().argmax())]
+    assert isinstance(flow, LatentFlow)
+    conditionals = flow.conditionals()
+    total = torch.zeros(dataset.features, dtype=torch.float64, device=model.device)
+    for batch in split.batches(1024):
+        total += conditionals.of(model.states.integers(batch.x)).sum(0)
+    bits = (-total / len(split) / torch.tensor(2.0).log()).tolist()
+    alone = _bits_alone(dataset, split)
+    names = _names(dataset)
+    order = {d: rank for rank, d in enumerate(conditionals.order)}
+    return [
+        {"column": names[d], "bits": bits[d], "independent_bits": alone[d], "rank": order[d]}
+        for d in range(dataset.features)
+    ]
+
+
+def _bits_alone(dataset: Dataset, split: Split) -> list[float]:
+    frequencies = category_frequencies(dataset.train, dataset.categories)
+    log2 = [p.to(split.device).log2() for p in frequencies]
+    return [-float(of_column[split.values[:, d].long()].mean()) for d, of_column in enumerate(log2)]
+
+
+def _names(dataset: Dataset) -> list[str]:
+    return (
+        [str(name) for name in dataset.schema.names]
+        if dataset.schema
+        else [f"{d}" for d in range(dataset.features)]
+    )

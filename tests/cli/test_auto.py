@@ -1,0 +1,82 @@
+"""`xorflow train --recipe auto`: a run like any other, with all that was tried, chosen and reached."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import xorflow as xf
+from command_line import Command
+from tiny_runs import people_file, read
+from xorflow.training import open_run
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Path:
+    return people_file(tmp_path / "people.csv", rows=400)
+
+
+def train(xorflow: Command, people: Path, out: Path, *more: str):
+    given = ("--recipe", "auto", "--set", "orderings=2", *more)
+    return xorflow("train", "--data", people, "--out", out, *given)
+
+
+def test_a_run_shows_and_keeps_what_it_reached(xorflow: Command, people: Path, tmp_path: Path) -> None:
+    said = train(xorflow, people, tmp_path / "run")
+    assert said.code == 0
+    for word in ("this model", "Chow-Liu tree", "independent columns", "bits given those", "orderings=2"):
+        assert word in said.out
+    assert "natural  trees" in said.err
+    result, config = (read(tmp_path / "run" / f"{name}.json") for name in ("result", "config"))
+    assert result["test"]["kind"] == "exact"
+    assert result["test"]["nll"] < result["independent_nll"]
+    assert [column["column"] for column in result["columns"]] == ["colour", "size", "pet", "rooms"]
+    assert result["auto"]["orderings"] == config["orderings"] == 2
+    assert config["recipe"] == "auto@1"
+    assert (tmp_path / "run/samples.csv").read_text().startswith("colour,size,pet,rooms")
+    run = open_run(tmp_path / "run")
+    nll = xf.evaluate.exact(run.flow, run.data().test).nll
+    assert nll == pytest.approx(result["test"]["nll"], abs=1e-4)
+    for command in ("evaluate RUN --json", "sample RUN --count 5 --out NEW", "score RUN --data DATA"):
+        names = {"RUN": tmp_path / "run", "NEW": tmp_path / "new.csv", "DATA": people}
+        assert xorflow(*(names.get(word, word) for word in command.split())).code == 0
+    assert xorflow("train", "--out", tmp_path / "run", "--resume").code == 0
+
+
+def test_its_configuration_makes_the_same_model(xorflow: Command, people: Path, tmp_path: Path) -> None:
+    assert train(xorflow, people, tmp_path / "run", "--seed", "1").code == 0
+    config = tmp_path / "run/config.json"
+    assert xorflow("train", "--config", config, "--out", tmp_path / "again").code == 0
+    one, other = (xf.load(tmp_path / name).state_dict() for name in ("run", "again"))
+    assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
+
+
+def test_several_seeds(xorflow: Command, people: Path, tmp_path: Path) -> None:
+    assert train(xorflow, people, tmp_path / "runs", "--seeds", "0,1").code == 0
+    first, second = (read(tmp_path / f"runs/seed-{seed}/result.json")["auto"]["weights"] for seed in (0, 1))
+    assert [*first] == ["natural", "random:1"]
+    assert [*second] == ["natural", "random:9"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("--recipe auto", "recipe 'auto' is for tables, and the data are mnist"),
+        (
+            "--data PEOPLE --recipe auto --epochs 3",
+            "chooses all of a model and of its training but minutes and",
+        ),
+        ("--data PEOPLE --minutes 3", "minutes has an effect only if recipe is auto"),
+        ("--data PEOPLE --recipe auto --set orderings=9", "orderings is below 9; got 9"),
+        ("--data PEOPLE --recipe auto --set validation=0", "chooses by validation rows, and there are none"),
+        ("--data PEOPLE --recipe auto --out PEOPLE", "is a file"),
+    ],
+)
+def test_what_means_nothing_is_refused(
+    xorflow: Command, people: Path, given: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(people.parent)
+    said = xorflow("train", *(str(people) if word == "PEOPLE" else word for word in given.split()))
+    assert said.code == 2
+    assert words in said.err
+    assert not (people.parent / "runs").exists()
