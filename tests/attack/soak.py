@@ -60,9 +60,10 @@ def _go_round(world: World, name: str) -> None:
 
 
 def _read(seconds: float) -> Reading:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    # of its own: pages of files that are mapped come and go as other processes need memory
+    megabytes = int(status.partition("RssAnon:")[2].split()[0]) / 1024
     native = len(os.listdir("/proc/self/task"))
-    megabytes = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
     return Reading(
         seconds, megabytes, len(os.listdir("/proc/self/fd")), max(native, threading.active_count())
     )

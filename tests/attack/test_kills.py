@@ -22,7 +22,7 @@ def test_a_full_disk_loses_nothing(world: World, tmp_path: Path) -> None:
         Kills(world, random.Random(0)).try_full_disk("deep", disk)
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_memory_descriptors_and_threads_stay(world: World) -> None:
     """Of 40 rounds the first ten warm up; a leak of a model in each would be hundreds of megabytes a minute."""
     readings = soak(world, 0, rounds=40)
