@@ -27,6 +27,7 @@ DOORS: dict[str, Door] = {
     "finished runs": run_folders.finished,
     "unfinished runs": run_folders.unfinished,
     "forged weights": run_folders.forged,
+    "forged schemas": run_folders.forged_schema,
     "bit flips": run_folders.bit_flips,
     "log_prob": python_edge.log_prob,
     "numbers in Python": python_edge.numbers,

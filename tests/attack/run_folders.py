@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from attack.rule import Case, require, strict_json
 from attack.world import FINISHED
 from command_line import SMALL
 from xorflow import UserError
+from xorflow.data import Schema
 from xorflow.training import open_run
 from xorflow.training.checkpoint import load_tensors, save_tensors
 
@@ -103,6 +105,26 @@ def forged(case: Case) -> None:
     chance.choice(readers)(case, kind, "config.json")
 
 
+def forged_schema(case: Case) -> None:
+    """A schema that somebody changed, with the digest that belongs to it: refused, or rows go in and out."""
+    kind = case.chance.choice(("columns", "columns", "table", "mixture"))
+    run = case.world.copy(kind, case.folder / "run")
+    schema, config = (
+        json.loads((run / name).read_text(encoding="utf-8")) for name in ("schema.json", "config.json")
+    )
+    for _ in range(case.chance.choice((1, 1, 2))):
+        schema, what = damaged_json(schema, case.chance)
+        case.note(kind, what)
+    content = json_bytes(schema, case.chance)
+    (run / "schema.json").write_bytes(content)
+    with suppress(ValueError, RecursionError):  # it is no schema, and has no digest
+        config["data_format"]["schema"] = Schema.from_json(json.loads(content)).sha256
+    (run / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    _sample(case, kind, "config.json")
+    _score(case, kind, "config.json")
+    _begin_with(case, kind, "config.json")
+
+
 def _elsewhere(tensor: torch.Tensor, chance: Chance) -> torch.Tensor:
     """Random values of the same type and shape; of integers, any that the type has."""
     generator = torch.Generator().manual_seed(chance.randrange(2**32))
@@ -145,6 +167,7 @@ def _rows_of(case: Case, kind: str) -> Path:
         "table": world.people,
         "mixture": world.people,
         "combined": world.people,
+        "columns": world.columns,
     }.get(kind, world.rows)
 
 

@@ -111,6 +111,9 @@ def whole(case: Case) -> None:
         same = path.suffix in TEXT or found.num_rows != table.num_rows or _equal(found, table)
         require(same, "wrong", "another table came back")
     _model(case, found)
+    dataset = case.python(lambda: xf.data.load(table))
+    if not isinstance(dataset, UserError):
+        require(sum(map(len, dataset.parts.values())) == len(table), "wrong", "rows were lost")
 
 
 def damaged(case: Case) -> None:

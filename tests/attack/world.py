@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
+import random
 import shutil
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
+import pyarrow as pa
+
 from tiny_runs import DEEP, StopAt, images_file, people_file, rows_file, tiny_dataset, tiny_options, train_run
 from xorflow import MADE, FactorisedBase, LatentFlow, Layer, fit
 from xorflow.conditioners import BoostedTrees, Stacked
+from xorflow.data.tables import write_table
 from xorflow.training import Interrupted, combine_runs
 
 COUPLING = {
@@ -38,6 +43,21 @@ class World:
     @cached_property
     def rows(self) -> Path:
         return rows_file(self._new("rows.npy"), rows=60)
+
+    @cached_property
+    def columns(self) -> Path:
+        """A table of every kind of column, with gaps."""
+        chance, path = random.Random(0), self._new("columns.parquet")
+        count = range(60)
+        table = {
+            "word": [chance.choice(("a", "b", "c", None)) for _ in count],
+            "truth": [chance.random() < 0.5 for _ in count],
+            "whole": [chance.choice((1, 2, 3, None)) for _ in count],
+            "number": [chance.choice((0.0, chance.lognormvariate(1, 2))) for _ in count],
+            "day": [datetime.date(2000, 1, 1) + datetime.timedelta(chance.randrange(900)) for _ in count],
+        }
+        write_table(path, pa.table(table), {})
+        return path
 
     @cached_property
     def images(self) -> Path:
@@ -98,6 +118,7 @@ def _combined(world: World, folder: Path) -> None:
 
 KINDS: dict[str, Callable[[World, Path], None]] = {
     "table": _trained("people"),
+    "columns": _trained("columns"),
     "deep": _trained("rows", layers=2),
     "images": _trained("images"),
     "transformer": _trained("rows", **TRANSFORMER),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from xorflow.data import Dataset, load
+from xorflow.errors import DataError
 
 
 def save(path: Path, array: np.ndarray) -> Path:
@@ -128,6 +129,15 @@ def test_header_can_be_stated(write) -> None:
 
 
 TEXT = "word,number\n" + "".join(f"{'ab'[n % 2]},{n % 3}\n" for n in range(30))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [([[1, 0], [1]], "rectangular"), ([["a", "b"]] * 9, "got an array of <U1"), (3, "must have shape")],
+)
+def test_lists_that_are_no_rows(data: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load(data)
 
 
 def test_parts_are_files(write, tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ def test_a_schema_survives_json(tmp_path: Path) -> None:
     good = schema.to_json()
     for key, value in (
         ("version", 2), ("order", ["a"]), ("order", [1]), ("left_out", {"x": 1}), ("gaps", {"zip": "?"}), ("columns", []),
-        ("layout", {"separator": ",,"}), ("layout", {"format": "../x"}), ("layout", {"other": 1}),
+        ("layout", {"separator": ",,"}),
+        ("layout", {"separator": "é"}), ("layout", {"format": "../x"}), ("layout", {"other": 1}),
     ):  # fmt: skip
         with pytest.raises(DataError, match="restore"):
             Schema.from_json(good | {key: value})

@@ -2,9 +2,11 @@
 
 import ast
 import errno
+import hashlib
 import json
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -192,6 +194,17 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (run / "weights.safetensors").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="a link to another place"):
         load_tensors(run, "weights")
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_one_file_is_no_two_parts(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
+    save_tensors(tmp_path, "weights", {"a": torch.ones(2)})
+    whole = tmp_path / "weights.safetensors"
+    link(whole, tmp_path / "again")
+    digest = hashlib.sha256(whole.read_bytes()).hexdigest()
+    edit_index(tmp_path, sha256={"weights.safetensors": digest, "again": digest})
+    with pytest.raises(CheckpointError, match="names one file twice, as again"):
+        load_tensors(tmp_path, "weights")
 
 
 def test_each_of_sixty_flipped_bits_is_found(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ MOST_COLUMNS = 10_000
 _BLOCK = 2**22
 """Bytes that are parsed at a time; a row has fewer."""
 
-_SEPARATORS = (",", ";", "\t", "|")
+SEPARATORS = (",", ";", "\t", "|")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Delimited:
         """What stands between cells: of those that split all of the first lines alike, the one that makes most cells."""
         if self.path.suffix.lower() == ".tsv":
             return "\t"
-        return max(_SEPARATORS, key=lambda separator: _width(self._first_lines, separator))
+        return max(SEPARATORS, key=lambda separator: _width(self._first_lines, separator))
 
     @cached_property
     def has_header(self) -> bool:

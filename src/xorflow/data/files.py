@@ -142,7 +142,7 @@ def _read_arrays(data: Any, held_out: Mapping[str, Any]) -> tuple[dict[str, Tens
 def _read_array(data: Any) -> tuple[dict[str, Tensor], tuple[int, ...] | None]:
     if isinstance(data, str | os.PathLike):
         return read_parts(Path(data))
-    values, shape = as_rows(data if isinstance(data, Tensor | np.ndarray) else np.asarray(data), "the array")
+    values, shape = as_rows(data if isinstance(data, np.ndarray) else to_tensor(data), "the array")
     return {"x": values}, shape
 
 

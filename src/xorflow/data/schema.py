@@ -15,6 +15,7 @@ import pyarrow as pa
 from xorflow.data.checks import validate
 from xorflow.data.columns import KINDS, Column, Moment, Number, column_from_json
 from xorflow.data.columns.types import is_text, restored, value_type
+from xorflow.data.delimited import SEPARATORS
 from xorflow.data.kinds import kind_of, of_type
 from xorflow.data.schema_file import LEFT_OUT, Wish
 from xorflow.data.tables import as_table
@@ -222,7 +223,7 @@ def _texts(given: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 def _is_layout(layout: Mapping[str, Any]) -> bool:
     kinds = {"format": str, "separator": str, "header": bool}
     known = all(type(value) is kinds.get(key) for key, value in layout.items())
-    return known and len(layout.get("separator", ",")) == 1 and layout.get("format", "csv").isalnum()
+    return known and layout.get("separator", ",") in SEPARATORS and layout.get("format", "csv").isalnum()
 
 
 # ---- as a table ----

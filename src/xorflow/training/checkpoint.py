@@ -69,9 +69,15 @@ def load_tensors(folder: Path, stem: str) -> dict[str, Tensor]:
     digests, again = content.get("sha256"), content.get("same")
     if not isinstance(digests, dict) or not isinstance(again, dict):
         raise _damaged(index, "is no index of weights")
-    whole = b"".join([_read_part(inside(folder, name), digest) for name, digest in digests.items()])
+    parts: dict[tuple[int, int], bytes] = {}
+    for name, digest in digests.items():
+        path = inside(folder, name)
+        part, state = _read_part(path, digest), os.stat(path)
+        if (state.st_dev, state.st_ino) in parts:  # links to one file would take the memory of many
+            raise _damaged(index, f"names one file twice, as {name}")
+        parts[state.st_dev, state.st_ino] = part
     try:
-        tensors = load_tensors_from_bytes(whole)
+        tensors = load_tensors_from_bytes(b"".join(parts.values()))
     except (SafetensorError, ValueError) as error:
         raise _damaged(index, f"names files that are no whole safetensors file ({error})") from None
     for first in again.values():
