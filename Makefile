@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CUDA_VENV := .venv-cuda
 CUDA_STAMP := $(CUDA_VENV)/.installed
+OLD_VENV := .venv-oldest
 export MPLBACKEND := Agg
 
-.PHONY: install test test-cuda lint types imports pytest demo docs bench attack soak clean
+.PHONY: install test test-cuda oldest lint types imports pytest demo docs bench attack soak clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -49,6 +50,17 @@ $(CUDA_STAMP): pyproject.toml constraints.txt
 test-cuda: $(CUDA_STAMP)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(CUDA_VENV)/bin/python -m pytest -q tests/cuda
 
+# the lower bounds of pyproject.toml, in an environment made anew each time: 8 GB, for torch of that time comes with CUDA. Packages of
+# that time warn of what newer ones beside them will not have
+oldest:
+	rm -rf $(OLD_VENV)
+	$(PYTHON) -m venv $(OLD_VENV)
+	$(OLD_VENV)/bin/python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+	extras = project['optional-dependencies']; bounds = [*project['dependencies'], *extras['tensorboard'], *extras['trees'], *extras['sklearn']]; \
+	print(*(bound.replace('>=', '==') for bound in bounds), sep='\n')" > $(OLD_VENV)/oldest.txt
+	$(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(OLD_VENV)/oldest.txt --editable '.[dev,tensorboard,trees]'
+	OMP_NUM_THREADS=1 $(OLD_VENV)/bin/python -m pytest -q -n 2 -W ignore::DeprecationWarning
+
 # a demo that was interrupted goes on; a finished one shows its summary again
 demo: install
 	$(BIN)/xorflow train --out runs/demo $(if $(wildcard runs/demo/config.json),--resume)
@@ -64,4 +76,4 @@ bench: install
 	$(BIN)/python benchmarks/report.py
 
 clean:
-	rm -rf $(VENV) $(CUDA_VENV) build dist runs
+	rm -rf $(VENV) $(CUDA_VENV) $(OLD_VENV) build dist runs

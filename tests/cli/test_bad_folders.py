@@ -120,11 +120,13 @@ def test_names_that_no_file_can_have_are_refused(
     assert "restore" in xorflow("sample", run, "--out", tmp_path / "new.csv").refused()
 
 
-@pytest.mark.parametrize(
-    "name", ["n" * 300, "a/" * 3000, "\0", "\ud800"], ids=["long", "deep", "zero", "no text"]
-)
-def test_names_that_no_file_has(people: Path, tmp_path: Path, xorflow: Command, name: str) -> None:
-    run, data, out = people / "run", people / "people.csv", tmp_path / "out"
+LONG = {"long": "n" * 300, "deep": "a/" * 3000}
+NO_NAMES = LONG | {"zero": "\0", "no text": "\ud800"}  # these two no command line can have
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_names_that_no_file_has(people: Path, tmp_path: Path, xorflow: Command, case: str) -> None:
+    run, data, out, name = people / "run", people / "people.csv", tmp_path / "out", LONG[case]
     for command in (
         ("evaluate", name),
         ("combine", name, run, "--out", out),
@@ -138,10 +140,15 @@ def test_names_that_no_file_has(people: Path, tmp_path: Path, xorflow: Command, 
         ("train", "--set", f"init=./{name}", "--data", data, "--out", out),
     ):
         xorflow(*command).refused()
-    edited = tmp_path / "run"
-    shutil.copytree(run, edited)
-    edit(edited, data=name)
-    xorflow("evaluate", edited).refused()
+
+
+@pytest.mark.parametrize("case", NO_NAMES)
+def test_names_in_a_configuration_that_no_file_has(
+    people: Path, tmp_path: Path, xorflow: Command, case: str
+) -> None:
+    shutil.copytree(people / "run", tmp_path / "run")
+    edit(tmp_path / "run", data=NO_NAMES[case])
+    xorflow("evaluate", tmp_path / "run").refused()
 
 
 def test_a_file_is_no_run(people: Path, xorflow: Command) -> None:

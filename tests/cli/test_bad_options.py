@@ -127,6 +127,9 @@ def test_labels_are_of_mnist_only(xorflow: Command, tmp_path: Path) -> None:
         ("sample RUN --quote-formulas --json", "--quote-formulas is for a .csv file, and the output is JSON"),
         ("sample RUN --quote-formulas --out x.arrow", "is for a .csv file, and the output is x.arrow"),
         ("evaluate RUN --samples 0", "Invalid value for '--samples'"),
+        (f"evaluate RUN --samples {'9' * 400}", "Invalid value for '--samples'"),
+        (f"sample RUN --count {2**31}", "Invalid value for '--count'"),
+        (f"evaluate RUN --memory {'9' * 400}", "--memory is a number of bytes, such as 500MB or 2GB; got '9"),
         (
             "evaluate RUN --memory lots",
             "--memory is a number of bytes, such as 500MB or 2GB; got 'lots'",

@@ -78,7 +78,7 @@ def z_scores(estimator: Estimator, flow: LatentFlow, objective: Tensor) -> Tenso
     each = torch.stack(found)
     error = each.std(0) / BATCHES**0.5
     exact = gradient(objective, trainable(flow)) / 1.6
-    off = (each.mean(0) - exact).abs()
+    off = (each.mean(0) - exact).abs().detach()
     fixed = error < 1e-12
     assert float(off[fixed].max() if bool(fixed.any()) else 0) < 1e-10
     return off[~fixed] / error[~fixed]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tiny_runs import StopAt, continue_run, read, rows_file, tiny_dataset, tiny_flow, tiny_options, train_run
-from xorflow import MADE, FactorisedBase, Layer, evaluate, fit
+from xorflow import MADE, FactorisedBase, Layer, fit
 from xorflow.data import Dataset, Split
 from xorflow.errors import EvaluationError, TrainingError
 from xorflow.estimators import Loss, Rebar
@@ -169,14 +169,3 @@ def test_where_steps_are_not_looked_at_the_layer_is_still_found(tmp_path: Path) 
         TrainingError, match=r"is not finite at step \d+ \(epoch 1\).* in layer 1 .*not looked at one by one"
     ):
         finish_run(trainer)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_told_of_layers_is_finite_or_an_error(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Likelihoods can be finite beside logits that are not."""
-    use = evaluate.LayerUse(0.5, 0.5, value)
-    monkeypatch.setattr(evaluate, "layer_use", lambda *arguments, **named: [use])
-    with pytest.raises(
-        EvaluationError, match="figures are finite numbers, and entropy of layer 1 on this split is none"
-    ):
-        report(tiny_flow(), tiny_dataset(), 1, ("test",))

@@ -19,6 +19,7 @@ from xorflow import training
 from xorflow.errors import ConfigError
 from xorflow.flows import Flow, LatentFlow, Mixture
 from xorflow.training import Run, out_of_memory_as_error
+from xorflow.training.config import MOST
 
 
 class Which(StrEnum):
@@ -34,7 +35,10 @@ RunArgument = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Samples = Annotated[int, typer.Option(min=1, help="Importance samples, where there is no exact likelihood.")]
+Samples = Annotated[
+    int,
+    typer.Option(min=1, max=MOST - 1, help="Importance samples, where there is no exact likelihood."),
+]
 Memory = Annotated[
     str | None,
     typer.Option(
@@ -150,10 +154,10 @@ def parse_bytes(text: str | None) -> int | None:
     if text is None:
         return None
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMG]?)B?", text.strip().upper())
-    size = int(float(match[1]) * 1000 ** " KMG".index(match[2] or " ")) if match else 0
-    if size < 1:
+    size = float(match[1]) * 1000 ** " KMG".index(match[2] or " ") if match else 0.0
+    if not 1 <= size < 2**63:
         raise ConfigError(f"--memory is a number of bytes, such as 500MB or 2GB; got {text!r}")
-    return size
+    return int(size)
 
 
 def check_out(path: Path, suffixes: tuple[str, ...], inputs: Iterable[Path | str], force: bool) -> None:

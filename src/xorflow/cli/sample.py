@@ -30,11 +30,12 @@ from xorflow.data.tables import SUFFIXES
 from xorflow.errors import ConfigError
 from xorflow.flows import Flow, LatentFlow, Mixture
 from xorflow.training import Run, out_of_memory_as_error
+from xorflow.training.config import MOST
 
 
 def sample(
     run: RunArgument,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 100,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=MOST - 1, help="How many.")] = 100,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A file to write: as the data's; .png of images.")] = None,
     flow: FlowOption = Which.LATENT,
