@@ -49,7 +49,7 @@ class FlowDensity(BaseEstimator):
         hidden: the widths of the network's hidden layers.
         orderings: how many orderings of the columns are mixed, each with a network of its own.
         epochs: passes over the training rows, at most.
-        batch_size: rows a step.
+        batch_size: rows a step; by default a hundredth of the training rows, at least 64 and at most 1,024.
         lr: the highest learning rate.
         weight_decay: of the networks' matrices.
         validation: the share of rows that choose the best epoch; 0: none.
@@ -79,7 +79,7 @@ class FlowDensity(BaseEstimator):
         hidden: Sequence[int] = (64,),
         orderings: int = 1,
         epochs: int = 50,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         lr: float = 0.01,
         weight_decay: float = 0.1,
         validation: float = 0.1,
@@ -252,7 +252,7 @@ class FlowDensity(BaseEstimator):
             data,
             init="data",
             epochs=self.epochs,
-            batch_size=self.batch_size,
+            batch_size=min(max(len(train) // 100, 64), 1024) if self.batch_size is None else self.batch_size,
             lr=self.lr,
             optimiser="adamw",
             weight_decay=self.weight_decay,
@@ -318,7 +318,7 @@ class FlowDetector(OutlierMixin, FlowDensity):
         hidden: Sequence[int] = (64,),
         orderings: int = 1,
         epochs: int = 50,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         lr: float = 0.01,
         weight_decay: float = 0.1,
         validation: float = 0.1,
