@@ -263,7 +263,8 @@ class FlowDensity(BaseEstimator):
         self._set_model(schema, model)
 
     def _set_model(self, schema: Schema, model: LatentFlow | Mixture) -> None:
-        # in double precision a row's score does not depend on the rows that are scored with it
+        # in double precision, which MPS devices lack, a row's score does not depend on the rows that are scored with it
+        model = model.to("cpu") if model.device.type == "mps" else model
         self.table_model_ = TableModel(schema, model.double().eval())
         self.measures_ = self.table_model_.measures
 

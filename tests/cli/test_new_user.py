@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 import torch
 
@@ -54,6 +56,23 @@ def test_rows_with_what_was_never_seen_are_scored_and_counted(
     printed = xorflow("score", people / "run", "--data", rows)
     assert printed.out.count("\n") == 3
     assert "'pet' in 2 rows" in printed.err
+
+
+def test_scores_say_of_which_measure_they_are(tmp_path: Path, xorflow: Command) -> None:
+    rows = pa.table({"height": np.random.default_rng(0).normal(size=60), "town": ["Rome", "Oslo"] * 30})
+    schema = xf.data.Schema.fit(rows)
+    flow = xf.LatentFlow(
+        [xf.Layer(xf.MADE(2, (4,), categories=schema.categories))],
+        xf.FactorisedBase(2, categories=schema.categories),
+    )
+    xf.save(flow, tmp_path / "run", schema)
+    parquet.write_table(rows, tmp_path / "rows.parquet")
+    scored = xorflow(
+        "score", tmp_path / "run", "--data", tmp_path / "rows.parquet", "--out", tmp_path / "scores.npy"
+    )
+    assert scored.out.splitlines()[1:] == ["density per unit: 'height'", "mass: 'town'"]
+    expected = xf.TableModel(schema, flow).log_prob(rows)
+    assert np.load(tmp_path / "scores.npy") == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_folder_of_a_run_on_words(people: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,10 +90,26 @@ def score(
     elif out is not None:
         mean = f"mean {float(values.mean()):.4f} nats"
         typer.echo(f"wrote log p of {len(values)} rows ({log_p.kind}) to {out}; {mean}")
+        typer.echo("".join(f"{line}\n" for line in _measures(more.get("measures", {}))), nl=False)
     else:
         typer.echo("\n".join(f"{value:.6f}" for value in values.tolist()))
     if unseen and not as_json:
         typer.echo(f"with something that no training row has: {unseen}", err=out is None)
+
+
+def _measures(by_column: Mapping[str, str]) -> list[str]:
+    """What log p is of, in a line for each measure, where it is not a mass alone."""
+    columns: dict[str, list[str]] = {}
+    for name, measure in by_column.items():
+        columns.setdefault(measure, []).append(name)
+    if len(columns.keys() - {"mass"}) == 0:
+        return []
+    return [f"{measure}: {_list(names)}" for measure, names in columns.items()]
+
+
+def _list(names: Sequence[str], most: int = 10) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
 
 
 def _score_array(
