@@ -70,8 +70,8 @@ def main() -> None:
     rows = []
     for grows, cases in CASES.items():
         for case in cases:
-            words = [sys.executable, __file__, "--one", *map(str, case)]
-            said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+            command = [sys.executable, __file__, "--one", *map(str, case)]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             row = {"grows": grows, "K": case[0], "D": case[1], "rows": case[2], **json.loads(said)}
             rows.append(row)
             print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))

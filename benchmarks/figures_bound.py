@@ -53,17 +53,17 @@ def _bound(flow: xf.LatentFlow, device: torch.device, images: int, draws: int, r
 
 def _against_limit(id: str, ours: float, flow: xf.LatentFlow, images: int, device: torch.device) -> Figure:
     limit = bound_limit(flow, images, _SAMPLES, device)
-    return faster_than(id, ours, LIMIT, limit.seconds, unit="s", note=limit.words)
+    return faster_than(id, ours, LIMIT, limit.seconds, unit="s", note=limit.rates)
 
 
 @measure("cpu", "bound-cpu-1000", "bound-cpu-1000-limit")
 def bound_cpu(setup: Setup) -> list[Figure]:
     """The 1,000-sample bound, every layer sampled, of 1,000 images."""
-    found = _bound(setup.flow, setup.device, 1000, draws=5, rounds=3)
-    note = f"depth 1; {found.note}"
+    timed = _bound(setup.flow, setup.device, 1000, draws=5, rounds=3)
+    note = f"depth 1; {timed.note}"
     return [
-        within("bound-cpu-1000", found.ours, ONE_DRAW, found.plain, at_most=60, note=note),
-        _against_limit("bound-cpu-1000-limit", found.ours, setup.flow, 1000, setup.device),
+        within("bound-cpu-1000", timed.ours, ONE_DRAW, timed.plain, at_most=60, note=note),
+        _against_limit("bound-cpu-1000-limit", timed.ours, setup.flow, 1000, setup.device),
     ]
 
 
@@ -79,11 +79,11 @@ def bound_gpu(setup: Setup) -> list[Figure]:
     figures = []
     for depth, most, rounds in ((1, 3, 3), (4, 40, 1)):
         flow = setup.flow if depth == 1 else new_flow(784, depth, setup.device)
-        found = _bound(flow, setup.device, 10_000, draws=10, rounds=rounds)
-        name, note = f"bound-gpu-depth-{depth}", f"peak {found.gigabytes:.2f} GB; {found.note}"
-        memory = (found.gigabytes, 4)
+        timed = _bound(flow, setup.device, 10_000, draws=10, rounds=rounds)
+        name, note = f"bound-gpu-depth-{depth}", f"peak {timed.gigabytes:.2f} GB; {timed.note}"
+        memory = (timed.gigabytes, 4)
         figures += [
-            within(name, found.ours, ONE_DRAW, found.plain, at_most=most, note=note, gigabytes=memory),
-            _against_limit(f"{name}-limit", found.ours, flow, 10_000, setup.device),
+            within(name, timed.ours, ONE_DRAW, timed.plain, at_most=most, note=note, gigabytes=memory),
+            _against_limit(f"{name}-limit", timed.ours, flow, 10_000, setup.device),
         ]
     return figures

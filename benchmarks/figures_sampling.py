@@ -1,4 +1,4 @@
-"""Sampling: against one pass for each feature, against the ways left aside, against zuko and the hardware's limit."""
+"""Sampling: against one pass for each feature, against the samplers left aside, against zuko and the hardware's limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ import xorflow as xf
 from limits import LIMIT, sampling_limit
 from measures import Setup, measure
 from models import new_flow, recipe_flow
-from references import D_PASSES, WAYS, ZUKO, recomputed, sample_by, sequential_sample, zuko_flow, zuko_sampler
+from references import (
+    D_PASSES,
+    SAMPLERS,
+    ZUKO,
+    recomputed,
+    sample_by,
+    sequential_sample,
+    zuko_flow,
+    zuko_sampler,
+)
 from timing import Figure, alternate, faster_than, within
 from xorflow.conditioners import Source
 from xorflow.flows import SampleNoise
@@ -35,28 +44,28 @@ def _sampling(flow: xf.LatentFlow, batch: int, rounds: int) -> tuple[float, floa
     return times["ours"], times["theirs"], note
 
 
-def _against_ways(prefix: str, flow: xf.LatentFlow, batches: tuple[int, ...], note: str) -> list[Figure]:
-    """The way that sampling chooses against each that it may choose, on the same noise; 0.9 allows for noise of the clock."""
-    found = []
+def _against_samplers(prefix: str, flow: xf.LatentFlow, batches: tuple[int, ...], note: str) -> list[Figure]:
+    """The sampler that is chosen against each that there is, on the same noise; 0.9 allows for noise of the clock."""
+    figures = []
     for batch in batches:
         noise = _noise(flow, batch)
-        actions = {way: functools.partial(sample_by, way, flow, noise) for way in WAYS}
+        actions = {name: functools.partial(sample_by, name, flow, noise) for name in SAMPLERS}
         actions["ours"] = functools.partial(flow.sample_with, noise)
         times = alternate(actions, flow.device, rounds=9, warm_up=_TRIALS)
         chosen = flow.sample_with(noise)
-        for way, words in WAYS.items():
-            different = int((chosen != sample_by(way, flow, noise)).sum())
+        for name, described in SAMPLERS.items():
+            different = int((chosen != sample_by(name, flow, noise)).sum())
             told = f"{note}; {different} pixels differ"
             figure = faster_than(
-                f"{prefix}-{batch}-{way}", times["ours"], words, times[way], at_least=0.9, note=told
+                f"{prefix}-{batch}-{name}", times["ours"], described, times[name], at_least=0.9, note=told
             )
-            found.append(figure)
-    return found
+            figures.append(figure)
+    return figures
 
 
 def _against_limit(id: str, ours: float, batch: int, flow: xf.LatentFlow) -> Figure:
     limit = sampling_limit(flow.layers[0].conditioner, batch, flow.device)
-    return faster_than(id, ours, LIMIT, limit.seconds, note=limit.words)
+    return faster_than(id, ours, LIMIT, limit.seconds, note=limit.rates)
 
 
 def _against_zuko(id: str, ours: float, batch: int, device: torch.device) -> list[Figure]:
@@ -94,7 +103,7 @@ def _by_steps(id: str, recipe: str, batch: int, device: torch.device, *, at_most
 
 
 def _ids(prefix: str, *batches: int) -> list[str]:
-    return [f"{prefix}-{batch}-{way}" for batch in batches for way in WAYS]
+    return [f"{prefix}-{batch}-{name}" for batch in batches for name in SAMPLERS]
 
 
 _TRAINED, _SMALL = "trained weights", "64 units, trained weights"
@@ -113,7 +122,7 @@ _DEEP = "depth 4, untrained"
     optional=("sampling-cpu-64-zuko",),
 )
 def sampling_cpu(setup: Setup) -> list[Figure]:
-    """64 and 100 images against one pass for each feature, and against zuko; the ways, for several networks."""
+    """64 and 100 images against one pass for each feature, and against zuko; each sampler, for several networks."""
     flow, device = setup.flow, setup.device
     ours, theirs, note = _sampling(flow, 64, rounds=5)
     more, theirs_more, note_more = _sampling(flow, 100, rounds=3)
@@ -122,9 +131,9 @@ def sampling_cpu(setup: Setup) -> list[Figure]:
         _against_limit("sampling-cpu-64-limit", ours, 64, flow),
         *_against_zuko("sampling-cpu-64-zuko", ours, 64, device),
         faster_than("sampling-cpu-100", more, D_PASSES, theirs_more, at_least=10, note=note_more),
-        *_against_ways("sampling-cpu", flow, (1, 64, 1024), _TRAINED),
-        *_against_ways("sampling-cpu-small", setup.small_flow, (1, 64, 1024), _SMALL),
-        *_against_ways("sampling-cpu-depth-4", new_flow(784, 4, device), (1, 64), _DEEP),
+        *_against_samplers("sampling-cpu", flow, (1, 64, 1024), _TRAINED),
+        *_against_samplers("sampling-cpu-small", setup.small_flow, (1, 64, 1024), _SMALL),
+        *_against_samplers("sampling-cpu-depth-4", new_flow(784, 4, device), (1, 64), _DEEP),
     ]
 
 
@@ -152,7 +161,7 @@ def sampling_recipes_cpu(setup: Setup) -> list[Figure]:
     optional=("sampling-gpu-1024-zuko",),
 )
 def sampling_gpu(setup: Setup) -> list[Figure]:
-    """1,024 and 10,000 images against one pass for each feature, and against zuko where it is installed; the ways."""
+    """1,024 and 10,000 images against one pass for each feature, and against zuko where it is installed; each sampler."""
     flow, device = setup.flow, setup.device
     ours, theirs, note = _sampling(flow, 1024, rounds=5)
     many, theirs_many, note_many = _sampling(flow, 10_000, rounds=3)
@@ -161,7 +170,7 @@ def sampling_gpu(setup: Setup) -> list[Figure]:
         _against_limit("sampling-gpu-1024-limit", ours, 1024, flow),
         *_against_zuko("sampling-gpu-1024-zuko", ours, 1024, device),
         within("sampling-gpu-10000", many, D_PASSES, theirs_many, at_most=0.1, note=note_many),
-        *_against_ways("sampling-gpu", flow, (1, 64, 1024), _TRAINED),
-        *_against_ways("sampling-gpu-small", setup.small_flow, (1, 1024), _SMALL),
-        *_against_ways("sampling-gpu-depth-4", new_flow(784, 4, device), (1024,), _DEEP),
+        *_against_samplers("sampling-gpu", flow, (1, 64, 1024), _TRAINED),
+        *_against_samplers("sampling-gpu-small", setup.small_flow, (1, 1024), _SMALL),
+        *_against_samplers("sampling-gpu-depth-4", new_flow(784, 4, device), (1024,), _DEEP),
     ]

@@ -56,7 +56,7 @@ def made_against_linear(setup: Setup) -> list[Figure]:
 def training_step_cpu(setup: Setup) -> list[Figure]:
     """A step of the trainer against a plain eager loop's, on two batch sizes; against zuko's and the limit on one."""
     device = setup.device
-    found = []
+    figures = []
     for batch in (128, 256):
         trainer = mnist_trainer(device, batch_size=batch, epochs=1)
         grey = trainer.dataset.train.values
@@ -69,12 +69,12 @@ def training_step_cpu(setup: Setup) -> list[Figure]:
             actions["zuko"] = zuko_training_step(theirs, grey, batch)
         times = _step_times(actions, device, count=10)
         name = f"training-step-cpu-{batch}"
-        found.append(faster_than(name, times["ours"], PLAIN, times["plain"], at_least=1.3))
+        figures.append(faster_than(name, times["ours"], PLAIN, times["plain"], at_least=1.3))
         if batch == 128:
-            found.append(_against_limit(f"{name}-limit", times["ours"], batch, device))
+            figures.append(_against_limit(f"{name}-limit", times["ours"], batch, device))
         if theirs is not None:
-            found.append(_against_zuko(f"{name}-zuko", times["ours"], times["zuko"]))
-    return [*found, _rounded_step_cpu(device), _small_step_cpu(device)]
+            figures.append(_against_zuko(f"{name}-zuko", times["ours"], times["zuko"]))
+    return [*figures, _rounded_step_cpu(device), _small_step_cpu(device)]
 
 
 def _rounded_step_cpu(device: torch.device) -> Figure:
@@ -148,11 +148,11 @@ def training_step_gpu(setup: Setup) -> list[Figure]:
     whole = mnist_trainer(device, batch_size=256, epochs=40)
     whole.train()
     all_in = whole.progress.seconds / whole.total_steps
-    words = "the trainer's loop over an epoch: order of rows, steps, checks and record; validation and files apart"
+    note = "the trainer's loop over an epoch: order of rows, steps, checks and record; validation and files apart"
     over = f"overhead {100 * (ours / captured - 1):.1f} %, of at most 10 %"
     validated = "40 epochs with a validation after each"
     return [
-        within("training-step-gpu", ours, PLAIN, eager, at_most=0.12, unit="ms", note=words),
+        within("training-step-gpu", ours, PLAIN, eager, at_most=0.12, unit="ms", note=note),
         faster_than("training-step-gpu-bare", captured, PLAIN, eager, note="the captured steps alone"),
         faster_than(
             "trainer-overhead-gpu", ours, "bare captured loop", captured, at_least=1 / 1.1, note=over
@@ -204,4 +204,4 @@ def _against_zuko(id: str, ours: float, theirs: float) -> Figure:
 
 def _against_limit(id: str, step: float, batch: int, device: torch.device) -> Figure:
     limit = training_limit(xf.MADE(784, hidden=(1024,)), batch, device)
-    return faster_than(id, step, LIMIT, limit.seconds, note=limit.words)
+    return faster_than(id, step, LIMIT, limit.seconds, note=limit.rates)

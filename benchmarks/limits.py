@@ -21,7 +21,7 @@ LIMIT = "hardware's limit"
 @dataclass(frozen=True)
 class Limit:
     seconds: float
-    words: str
+    rates: str
 
 
 def training_limit(made: xf.MADE, batch: int, device: torch.device) -> Limit:
@@ -53,11 +53,11 @@ def bound_limit(flow: xf.LatentFlow, images: int, draws: int, device: torch.devi
 
 def _limit(operations: float, moved: float, device: torch.device, *, rounded: bool) -> Limit:
     bandwidth, rate = _bandwidth(device), _rate(device, rounded)
-    words = (
+    rates = (
         f"{operations / 1e9:.3g} GFLOP of weights not masked at {rate / 1e12:.3g} TFLOP/s, {moved / 1e6:,.0f} MB at "
         f"{bandwidth / 1e12:.3g} TB/s, both rates measured; the longer of the two, caches not considered"
     )
-    return Limit(max(operations / rate, moved / bandwidth), words)
+    return Limit(max(operations / rate, moved / bandwidth), rates)
 
 
 def _weights(made: xf.MADE) -> tuple[int, int]:

@@ -78,12 +78,14 @@ def measure(
     return declare
 
 
-def mismatch(found: Iterable[str], measures: Iterable[Measure]) -> str | None:
+def mismatch(ids: Iterable[str], measures: Iterable[Measure]) -> str | None:
     """What is wrong with the ids of results of all these measures, in words; None if nothing is."""
-    made, declared = list(found), [(m, id) for m in measures for id in m.ids]
+    made, declared = list(ids), [(m, id) for m in measures for id in m.ids]
     needed = [id for m, id in declared if id in made or id not in m.optional]
     if made == needed:
         return None
     missing, unknown = sorted(set(needed) - set(made)), sorted(set(made) - set(needed))
-    parts = [f"without {', '.join(missing)}"] * bool(missing) + [f"with {', '.join(unknown)}"] * bool(unknown)
-    return " and ".join(parts) or "in another order"
+    faults = [f"without {', '.join(missing)}"] * bool(missing) + [f"with {', '.join(unknown)}"] * bool(
+        unknown
+    )
+    return " and ".join(faults) or "in another order"

@@ -18,7 +18,7 @@ PLAIN = "plain eager PyTorch loop"
 ONE_DRAW = "plain eager PyTorch, one draw at a time"
 D_PASSES = "D-pass sampler"
 ZUKO = "zuko's MAF of the same size"
-WAYS = {"passes": "passes of all features until nothing changes", "blocks": "blocks of features"}
+SAMPLERS = {"passes": "passes of all features until nothing changes", "blocks": "blocks of features"}
 
 
 class PlainMADE(nn.Module):
@@ -70,7 +70,7 @@ def plain_bound(flow: xf.LatentFlow, x: Tensor, draws: int, batch_size: int = 10
     """The importance-sampled bound of each row, every layer sampled: one draw at a time through plain networks."""
     networks = [PlainMADE(layer.conditioner).to(flow.device) for layer in flow.layers]
     base = flow.base.logits
-    found = []
+    log_p = []
     for rows in x.to(flow.device, torch.float32).split(batch_size):
         weights = []
         for _ in range(draws):
@@ -79,17 +79,17 @@ def plain_bound(flow: xf.LatentFlow, x: Tensor, draws: int, batch_size: int = 10
                 u = torch.bernoulli(torch.sigmoid(network(state)))
                 state = state + u - 2 * state * u
             weights.append((state * logsigmoid(base) + (1 - state) * logsigmoid(-base)).double().sum(-1))
-        found.append(torch.logsumexp(torch.stack(weights), 0) - math.log(draws))
-    return torch.cat(found)
+        log_p.append(torch.logsumexp(torch.stack(weights), 0) - math.log(draws))
+    return torch.cat(log_p)
 
 
-def sample_by(way: str, flow: xf.LatentFlow, noise: SampleNoise) -> Tensor:
-    """Our own sampler, kept to one of `WAYS`."""
+def sample_by(sampler: str, flow: xf.LatentFlow, noise: SampleNoise) -> Tensor:
+    """Our own sampler, kept to one of `SAMPLERS`."""
     state = flow.base.sample(noise.base)
     with torch.no_grad():
         for index in reversed(range(flow.depth)):
             layer, draws = flow.layers[index], noise.layers[:, index]
-            guess = by_decoding(layer, state, draws, None) if way == "blocks" else None
+            guess = by_decoding(layer, state, draws, None) if sampler == "blocks" else None
             state = by_passes(layer, state, draws, None, guess)
     return state.long()
 

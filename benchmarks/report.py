@@ -43,10 +43,10 @@ def main() -> None:
 
 def load(folder: Path) -> Results:
     """All results of a folder, checked."""
-    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    for name, result in found.items():
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    for name, result in results.items():
         check(name, result)
-    return found
+    return results
 
 
 def check(name: str, result: dict[str, Any]) -> None:

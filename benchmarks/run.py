@@ -67,9 +67,9 @@ def main() -> None:
         refuse(f"these are not the figures that were declared: they come {wrong}")
 
 
-def refuse(words: str) -> NoReturn:
+def refuse(message: str) -> NoReturn:
     """End with one line."""
-    print(f"error: {words}", file=sys.stderr)
+    print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -106,21 +106,21 @@ def _versions() -> dict[str, str]:
 
 def _references() -> dict[str, str]:
     """The versions of what is measured beside us, or used on a GPU alone, if it is there."""
-    found = {name: importlib.util.find_spec(name) is not None for name in ("zuko", "triton")}
-    return {name: importlib.metadata.version(name) for name, there in found.items() if there}
+    installed = [name for name in ("zuko", "triton") if importlib.util.find_spec(name) is not None]
+    return {name: importlib.metadata.version(name) for name in installed}
 
 
 def default_name(device: torch.device) -> str:
     """`h200`, or `cpu-2-cores`: the names of the committed results."""
     if device.type == "cuda":
-        words = torch.cuda.get_device_name(device).lower().removeprefix("nvidia ")
-        return re.sub(r"[^a-z0-9]+", "-", words).strip("-")
+        name = torch.cuda.get_device_name(device).lower().removeprefix("nvidia ")
+        return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
     threads = torch.get_num_threads()
     return f"cpu-{threads}-core{'s' * (threads > 1)}"
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    described: dict[str, Any] = {
         "device": device.type,
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
@@ -128,8 +128,8 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        found |= {"gpu": properties.name, "multiprocessors": properties.multi_processor_count}
-    return found
+        described |= {"gpu": properties.name, "multiprocessors": properties.multi_processor_count}
+    return described
 
 
 def _cpu_name() -> str:

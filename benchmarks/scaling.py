@@ -105,7 +105,7 @@ def _training(device: torch.device, *, D: int, L: int, B: int) -> Action:
 def _sampling(device: torch.device, *, D: int, L: int, B: int) -> Action:
     """A batch of samples, noise included."""
     flow = new_flow(D, L, device)
-    for _ in range(6):  # the first calls try the ways of sampling in turn
+    for _ in range(6):  # the first calls try each way of sampling
         flow().sample((B,))
     return lambda: flow().sample((B,)), 1
 

@@ -59,9 +59,9 @@ def table(rows: int, seed: int) -> pa.Table:
 def train(rows: int, folder: Path) -> dict[str, float]:
     """Seconds and gigabytes of `xorflow train` on a .csv file for an epoch."""
     write_table(folder / "people.csv", table(rows, 0), {})
-    words = ["train", "--data", "people.csv", "--epochs", "1", "--out", "run", "--device", "cpu"]
+    command = ["train", "--data", "people.csv", "--epochs", "1", "--out", "run", "--device", "cpu"]
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "xorflow", *words], cwd=folder, check=True)
+    subprocess.run([sys.executable, "-m", "xorflow", *command], cwd=folder, check=True)
     seconds = time.perf_counter() - began
     return {"seconds": seconds, "training, GB": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6}
 
@@ -113,10 +113,10 @@ def main() -> None:
     parser.add_argument("--scoring", type=int, default=1_000_000, help="rows")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = score(Path(folder), given.scoring) | train(given.training, Path(folder))
-    found = {name: round(value, 3) for name, value in found.items()} | {"threads": torch.get_num_threads()}
-    given.out.write_text(json.dumps({"found": found, "targets": TARGETS}, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(found, indent=1))
+        times = score(Path(folder), given.scoring) | train(given.training, Path(folder))
+    times = {name: round(value, 3) for name, value in times.items()} | {"threads": torch.get_num_threads()}
+    given.out.write_text(json.dumps({"found": times, "targets": TARGETS}, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(times, indent=1))
 
 
 if __name__ == "__main__":

@@ -173,9 +173,9 @@ class Layout(nn.Module):
 
     def corners(self, integers: Tensor, dtype: torch.dtype) -> Tensor:
         """Integers (..., D) as the corners of relaxed states that they stand for, (..., `flat`)."""
-        parts = zip(self.alphabet.groups, self.split(integers), strict=True)
+        by_group = zip(self.alphabet.groups, self.split(integers), strict=True)
         return self.packed(
-            [v.to(dtype) if g.binary else one_hot(v.long(), g.size).to(dtype) for g, v in parts]
+            [v.to(dtype) if g.binary else one_hot(v.long(), g.size).to(dtype) for g, v in by_group]
         )
 
     def split(self, by_feature: Tensor) -> list[Tensor]:

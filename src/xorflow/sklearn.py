@@ -174,8 +174,8 @@ class FlowDensity(BaseEstimator):
         """What the folder of a run does not have."""
         parameters = {name: _plain(value) for name, value in self.get_params().items()}
         named = hasattr(self, "feature_names_in_")
-        own = {"estimator": type(self).__name__, "parameters": parameters}
-        return own | {"container": self.container_, "named": named}
+        header = {"estimator": type(self).__name__, "parameters": parameters}
+        return header | {"container": self.container_, "named": named}
 
     def _restore(self, kept: dict[str, Any], path: Path) -> None:
         """Take what a subclass kept."""

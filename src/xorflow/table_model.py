@@ -88,8 +88,8 @@ class TableModel:
         unseen = {name: count for name, count in counts.items() if count}
         if by_column:
             added = [c.log_density(cells[c.name], codes[:, d]) for d, c in enumerate(self.schema.columns)]
-            parts = self._by_feature(torch.from_numpy(codes), memory) + np.stack(added, 1)
-            return RowScores(parts.sum(1), "exact", unseen, parts)
+            by_feature = self._by_feature(torch.from_numpy(codes), memory) + np.stack(added, 1)
+            return RowScores(by_feature.sum(1), "exact", unseen, by_feature)
         density = torch.from_numpy(self.schema.log_density(cells, codes))
         split = Split(torch.from_numpy(codes), log_density=density)
         if samples and isinstance(self.model, LatentFlow) and not self.model.has_closed_form:
@@ -101,8 +101,8 @@ class TableModel:
     @torch.no_grad()
     def _by_feature(self, x: torch.Tensor, memory: int | None) -> np.ndarray:
         rows = evaluate.rows_at_a_time(self.model, memory)
-        parts = [self.model().log_prob_by_feature(part) for part in x.split(rows)]
-        return torch.cat(parts).double().cpu().numpy()
+        log_probs = [self.model().log_prob_by_feature(batch) for batch in x.split(rows)]
+        return torch.cat(log_probs).double().cpu().numpy()
 
     def sample(self, count: int, seed: int = 0) -> pa.Table:
         """Rows drawn from the model, with the columns and types that came in; "something else" becomes a gap."""

@@ -214,10 +214,10 @@ def test_evaluate_repeats_what_the_result_says(people: Path, xorflow: Command) -
     assert shown.err == ""
 
 
-@pytest.mark.parametrize("reading", ["latent", "deterministic", "refitted"])
-def test_a_seed_names_samples(people: Path, xorflow: Command, reading: str) -> None:
+@pytest.mark.parametrize("model", ["latent", "deterministic", "refitted"])
+def test_a_seed_names_samples(people: Path, xorflow: Command, model: str) -> None:
     def draw(seed: int) -> list[list[str]]:
-        said = xorflow("sample", people / "run", "--count", 20, "--seed", seed, "--json", "--flow", reading)
+        said = xorflow("sample", people / "run", "--count", 20, "--seed", seed, "--json", "--flow", model)
         return json.loads(said.out)
 
     assert draw(1) == draw(1)

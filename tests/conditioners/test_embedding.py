@@ -91,24 +91,24 @@ def test_a_reader_and_its_table_are_a_layer_of_one_hot_states(one, other, contex
         torch.arange(6)[:, None] * torch.arange(1, a.features + 1) % torch.tensor(a.sizes) for a in alphabets
     ]
     given_context = numbers(6, context).detach() if context else None
-    reading = reader(states, given_context, torch.float64)
+    inputs = reader(states, given_context, torch.float64)
     values, bits = torch.cat(states, -1), torch.tensor(one + other) == 2
-    assert reading.dense.shape == (6, reader.dense)
-    assert torch.equal(reading.dense[:, context:], values[:, bits].double())
+    assert inputs.dense.shape == (6, reader.dense)
+    assert torch.equal(inputs.dense[:, context:], values[:, bits].double())
     if given_context is not None:
-        assert torch.equal(reading.dense[:, :context], given_context)
-    assert (reading.rows is None) == (reader.rows == 0)
-    if reading.rows is None:
+        assert torch.equal(inputs.dense[:, :context], given_context)
+    assert (inputs.rows is None) == (reader.rows == 0)
+    if inputs.rows is None:
         return
     owners = reader.alphabet.logit_features[int(bits.sum()) :].tolist()
-    counts = one_hot(reading.rows, reader.rows).sum(-2)
+    counts = one_hot(inputs.rows, reader.rows).sum(-2)
     seen: dict[int, int] = {}
     for row, d in enumerate(owners):
         category = seen[d] = seen.get(d, -1) + 1
         assert torch.equal(counts[:, row], (values[:, d] == category).long())
     table = Table(torch.ones(reader.rows, 3)).double()
     torch.nn.init.normal_(table.weight)
-    torch.testing.assert_close(table(reading.rows), counts.double() @ table.weight, rtol=0, atol=1e-14)
+    torch.testing.assert_close(table(inputs.rows), counts.double() @ table.weight, rtol=0, atol=1e-14)
 
 
 def test_a_network_reads_categories_at_a_cost_that_does_not_grow_with_them():

@@ -46,7 +46,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "recurrent": {"conditioner": "recurrent:width=8"},
     "muon": SEQUENCE | {"optimiser": "muon", "weight_decay": 0.01, "clip": 1.0},
     "mixture": SEQUENCE | {"mixture": "2"},
-    "grey": SEQUENCE | {"estimator": "maximum-likelihood:soft_targets=true"},
+    "soft targets": SEQUENCE | {"estimator": "maximum-likelihood:soft_targets=true"},
 }
 ESTIMATORS = [
     "score-function:baseline=leave-one-out,samples=3",

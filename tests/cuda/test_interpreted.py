@@ -67,10 +67,10 @@ def test_a_frozen_draw_is_the_same(
     assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
 
 
-@pytest.mark.parametrize("reading", ["latent", "greedy"])
+@pytest.mark.parametrize("likelihood", ["latent", "greedy"])
 @pytest.mark.parametrize(("features", "hidden", "batch"), [(5, 7, 3), (12, 20, 9)])
 def test_sampling_is_one_pass_for_each_feature(
-    features: int, hidden: int, batch: int, reading: str, monkeypatch: pytest.MonkeyPatch
+    features: int, hidden: int, batch: int, likelihood: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched = []
     decode = kernels.decode_made
@@ -83,12 +83,12 @@ def test_sampling_is_one_pass_for_each_feature(
         parameter.data.mul_(3)
     noise = latent.draw_noise(batch, torch.Generator().manual_seed(1))
     with torch.no_grad():
-        found = (latent if reading == "latent" else latent.greedy()).sample_with(noise)
+        found = (latent if likelihood == "latent" else latent.greedy()).sample_with(noise)
         y = latent.base.sample(noise.base).long()
         x = torch.zeros_like(y)
         for d in latent.layers[0].conditioner.order:
             logit = latent.layers[0].conditioner({Source.STATE: x})[:, d]
-            u = (noise.layers[:, 0, d] > torch.sigmoid(-logit)) if reading == "latent" else logit > 0
+            u = (noise.layers[:, 0, d] > torch.sigmoid(-logit)) if likelihood == "latent" else logit > 0
             x[:, d] = y[:, d] ^ u.long()
     assert launched
     assert torch.equal(found, x)

@@ -171,14 +171,14 @@ def test_grey_values_have_the_gradient_of_the_likelihood_in_expectation(name):
     flow = zoo.make(name)
     x, context, parameters = all_states(flow.states.sizes), zoo.context(flow), trainable(flow)
     probabilities = some_chances(flow)
-    grey, hard, bound = 0.0, 0.0, 0.0
+    soft, hard, bound = 0.0, 0.0, 0.0
     for row, p in zip(x, probabilities_of(probabilities, x), strict=True):
         one = MaximumLikelihood(soft_targets=True)(flow, row[None], context, probabilities=probabilities)
-        grey, bound = grey + p * one.surrogate, bound + p * one.bound
+        soft, bound = soft + p * one.surrogate, bound + p * one.bound
         hard = hard + p * MaximumLikelihood()(flow, row[None], context).surrogate
-    assert isinstance(grey, Tensor)
+    assert isinstance(soft, Tensor)
     assert isinstance(hard, Tensor)
-    torch.testing.assert_close(gradient(grey, parameters), gradient(hard, parameters), rtol=0, atol=1e-10)
+    torch.testing.assert_close(gradient(soft, parameters), gradient(hard, parameters), rtol=0, atol=1e-10)
     torch.testing.assert_close(bound, -hard.detach(), rtol=0, atol=1e-10)
 
 
@@ -187,8 +187,8 @@ def test_certain_chances_are_the_likelihood(name):
     flow = zoo.make(name)
     x = all_states(flow.states.sizes)
     context = zoo.rows_of_context(flow, len(x))
-    grey = MaximumLikelihood(soft_targets=True)(flow, x, context, probabilities=x.double())
-    torch.testing.assert_close(grey.bound, MaximumLikelihood()(flow, x, context).bound, rtol=0, atol=1e-12)
+    soft = MaximumLikelihood(soft_targets=True)(flow, x, context, probabilities=x.double())
+    torch.testing.assert_close(soft.bound, MaximumLikelihood()(flow, x, context).bound, rtol=0, atol=1e-12)
 
 
 def test_a_feature_s_own_draw_is_gone_from_its_term():

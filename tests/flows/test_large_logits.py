@@ -61,7 +61,7 @@ def expected(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
     return torch.cat([flow.expected_log_marginal(row, row) for flow, row in zip(flows, rows, strict=True)])
 
 
-WAYS = pytest.mark.parametrize("marginal", [mixed, summed_out, expected])
+MARGINALS = pytest.mark.parametrize("marginal", [mixed, summed_out, expected])
 
 
 def exact(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def exact(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
     return (rest * at + f * other).log()
 
 
-@WAYS
+@MARGINALS
 def test_float32_is_float64_rounded(marginal) -> None:
     logits, x, bases = cases()
     torch.testing.assert_close(
@@ -79,13 +79,13 @@ def test_float32_is_float64_rounded(marginal) -> None:
     )
 
 
-@WAYS
+@MARGINALS
 def test_both_states_together_have_probability_one(marginal) -> None:
     p = marginal(*cases()).exp().reshape(-1, 2).sum(-1)
     torch.testing.assert_close(p, torch.ones_like(p), rtol=0, atol=2e-6)
 
 
-@WAYS
+@MARGINALS
 def test_gradients_are_those_of_float64_and_finite(marginal) -> None:
     logits, x, bases = cases()
     found = gradients(marginal, logits, x, bases)
@@ -97,7 +97,7 @@ def test_gradients_are_those_of_float64_and_finite(marginal) -> None:
         torch.testing.assert_close(ours[finite].double(), reference, rtol=1e-5, atol=1e-6)
 
 
-@WAYS
+@MARGINALS
 def test_a_gradient_keeps_its_digits_on_either_side(marginal) -> None:
     """At f near 1 as near 0: the gradient of the logits is tiny, and neither zero nor noise."""
     logits = torch.tensor([-30.0, 30.0, -18.0, 18.0, 0.0])

@@ -171,18 +171,18 @@ def test_grey_values_of_components_in_turn():
     x = all_states(mixture.states.sizes)
     probabilities = torch.rand(1, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     weights = torch.where(x == 1, probabilities, 1 - probabilities).prod(-1)
-    grey, hard = (
+    soft, hard = (
         sum(
             p
-            * MaximumLikelihood(split_batch=True, soft_targets=grey)(
+            * MaximumLikelihood(split_batch=True, soft_targets=soft)(
                 mixture, row.repeat(3, 1), **given
             ).surrogate
             for row, p in zip(x, weights, strict=True)
         )
-        for grey, given in ((True, {"probabilities": probabilities.repeat(3, 1)}), (False, {}))
+        for soft, given in ((True, {"probabilities": probabilities.repeat(3, 1)}), (False, {}))
     )
     parameters = [p for part in mixture for p in part.parameters()]
-    torch.testing.assert_close(gradient(grey, parameters), gradient(hard, parameters), rtol=0, atol=1e-12)
+    torch.testing.assert_close(gradient(soft, parameters), gradient(hard, parameters), rtol=0, atol=1e-12)
     with pytest.raises(ModelError, match="give split_batch too, or leave soft_targets out"):
         MaximumLikelihood(soft_targets=True)(mixture, x, probabilities=probabilities.expand(16, -1))
 

@@ -80,7 +80,7 @@ def follows_the_order(flow: LatentFlow) -> bool:
 @pytest.mark.parametrize("size", [1, 2, 28])
 @pytest.mark.parametrize("name", zoo.every(follows_the_order))
 def test_an_incremental_walk_leaves_nothing_to_the_full_pass(name, size, monkeypatch):
-    """Each layer of a MADE takes the one pass that confirms: what the walk found was already right."""
+    """Each layer of a MADE takes the one pass that confirms: what incremental decoding gave was already right."""
     monkeypatch.setattr("xorflow.flows.layer._BLOCK_SIZE", size)
     flow = zoo.make(name)
     passes = count_passes(flow)

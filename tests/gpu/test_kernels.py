@@ -110,22 +110,24 @@ def test_column_sums(rows: int, width: int) -> None:
 
 
 @pytest.mark.parametrize(("features", "hidden", "batch"), [(5, 7, 3), (64, 100, 300), (784, 1024, 64)])
-@pytest.mark.parametrize("reading", ["latent", "greedy"])
-def test_sampling_is_one_pass_for_each_feature(features: int, hidden: int, batch: int, reading: str) -> None:
+@pytest.mark.parametrize("likelihood", ["latent", "greedy"])
+def test_sampling_is_one_pass_for_each_feature(
+    features: int, hidden: int, batch: int, likelihood: str
+) -> None:
     torch.manual_seed(0)
     order = "random:3"
     latent = LatentFlow([Layer(MADE(features, (hidden,), order=order))], FactorisedBase(features)).to(CUDA)
     for parameter in latent.layers.parameters():
         parameter.data.mul_(3)
     noise = latent.draw_noise(batch, torch.Generator(CUDA).manual_seed(1))
-    flow = latent if reading == "latent" else latent.greedy()
+    flow = latent if likelihood == "latent" else latent.greedy()
     found = flow.sample_with(noise)
     y = latent.base.sample(noise.base).long()
     x = torch.zeros_like(y)
     with torch.no_grad():
         for d in latent.layers[0].conditioner.order:
             logit = latent.layers[0].conditioner({Source.STATE: x})[:, d]
-            u = (noise.layers[:, 0, d] > torch.sigmoid(-logit)) if reading == "latent" else logit > 0
+            u = (noise.layers[:, 0, d] > torch.sigmoid(-logit)) if likelihood == "latent" else logit > 0
             x[:, d] = y[:, d] ^ u.long()
     assert torch.equal(found, x)
 

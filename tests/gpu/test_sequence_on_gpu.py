@@ -35,7 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "transformer in parts": transformer() | {"accumulate": 3},
     "transformer, compiled": transformer() | {"precision": "bf16-mixed", "compile": True},
     "mixture": transformer(depth=1) | {"mixture": "2"},
-    "mixture in turn, grey": transformer(depth=1)
+    "split mixture, soft targets": transformer(depth=1)
     | {
         "mixture": "2",
         "shared": False,

@@ -337,8 +337,8 @@ def test_the_map_has_the_variance_of_every_feature() -> None:
     )
     with torch.no_grad():
         x, _ = study._batch
-        nodes, outcomes = study.flow.last_choices(study.flow.start(x), None)
-        f = nodes.mean
+        choices, outcomes = study.flow.last_choices(study.flow.start(x), None)
+        f = choices.mean
         best = (1 - f) * outcomes[0][..., 1] + f * outcomes[0][..., 0]
         expected = (f * (1 - f) * best.square()).sum(0) / len(x) ** 2
     torch.testing.assert_close(

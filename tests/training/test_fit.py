@@ -13,7 +13,7 @@ from tiny_runs import StopAt, read, tiny_dataset, tiny_flow
 from xorflow.errors import CheckpointError, ConfigError, DataError, ModelError
 from xorflow.training import Interrupted
 
-QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 64, "device": "cpu", "lr": 0.01}
+SHORT: dict[str, Any] = {"epochs": 2, "batch_size": 64, "device": "cpu", "lr": 0.01}
 
 
 def log_prob(flow: xf.LatentFlow, context: Tensor | None = None) -> Tensor:
@@ -26,7 +26,7 @@ def test_without_a_folder_nothing_is_kept_on_disk(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     flow = tiny_flow()
     before = log_prob(flow)
-    result = xf.fit(flow, tiny_dataset(), **QUICK)
+    result = xf.fit(flow, tiny_dataset(), **SHORT)
     assert os.listdir(tmp_path) == []
     assert log_prob(flow).mean() > before.mean()
     assert result["test"]["nll"] == pytest.approx(-float(log_prob(flow).double().mean()), abs=1e-5)
@@ -34,7 +34,7 @@ def test_without_a_folder_nothing_is_kept_on_disk(tmp_path: Path, monkeypatch: p
 
 def test_with_a_folder_it_loads_back_to_the_same_likelihood(tmp_path: Path) -> None:
     flow = tiny_flow()
-    result = xf.fit(flow, tiny_dataset(), out=tmp_path / "run", **QUICK)
+    result = xf.fit(flow, tiny_dataset(), out=tmp_path / "run", **SHORT)
     assert read(tmp_path / "run/result.json") == result
     loaded = xf.load(tmp_path / "run")
     assert torch.equal(log_prob(loaded), log_prob(flow))
@@ -47,7 +47,7 @@ def test_deep_flows_with_a_posterior_load_back(tmp_path: Path) -> None:
         for order in ("natural", "random:3")
     ]
     flow = xf.LatentFlow(layers, xf.FactorisedBase(6, categories=3))
-    xf.fit(flow, tiny_dataset(), out=tmp_path / "run", evaluation_samples=4, **QUICK)
+    xf.fit(flow, tiny_dataset(), out=tmp_path / "run", evaluation_samples=4, **SHORT)
     loaded = xf.load(tmp_path / "run")
     assert loaded.has_posterior
     for name, tensor in flow.state_dict().items():
@@ -57,7 +57,7 @@ def test_deep_flows_with_a_posterior_load_back(tmp_path: Path) -> None:
 def test_a_part_that_is_used_twice(tmp_path: Path) -> None:
     shared = xf.MADE(6, (16,), categories=3)
     flow = xf.LatentFlow([xf.Layer(shared), xf.Layer(shared)], xf.FactorisedBase(6, categories=3))
-    xf.fit(flow, tiny_dataset(), out=tmp_path / "run", evaluation_samples=4, **QUICK)
+    xf.fit(flow, tiny_dataset(), out=tmp_path / "run", evaluation_samples=4, **SHORT)
     x = tiny_dataset().train.values[:5]
     loaded = xf.load(tmp_path / "run")
     assert torch.equal(xf.evaluate.greedy(loaded, x).values, xf.evaluate.greedy(flow, x).values)
@@ -65,7 +65,7 @@ def test_a_part_that_is_used_twice(tmp_path: Path) -> None:
 
 def test_without_validation_the_last_weights_stay(tmp_path: Path) -> None:
     flow = tiny_flow()
-    result = xf.fit(flow, tiny_dataset(validation=False), out=tmp_path / "run", **QUICK)
+    result = xf.fit(flow, tiny_dataset(validation=False), out=tmp_path / "run", **SHORT)
     assert result["weights"] == "last"
     assert result["best_epoch"] is None
     assert "validation" not in result
@@ -75,7 +75,7 @@ def test_without_validation_the_last_weights_stay(tmp_path: Path) -> None:
 def test_without_any_held_out_data_there_is_no_likelihood() -> None:
     train = tiny_dataset().train
     data = xf.data.Dataset("in memory", train, None, None, categories=(3,) * 6)
-    result = xf.fit(tiny_flow(), data, **QUICK)
+    result = xf.fit(tiny_flow(), data, **SHORT)
     assert result["independent_nll"] is None
     assert not result.keys() & {"test", "validation"}
 
@@ -84,7 +84,7 @@ def test_a_context_is_learned_from(tmp_path: Path) -> None:
     """The context says what the first feature is: about log 3 nats better with it than without."""
     data = tiny_dataset(context=True)
     assert data.test is not None
-    slow = QUICK | {"epochs": 40, "lr": 0.03}
+    slow = SHORT | {"epochs": 40, "lr": 0.03}
     without = xf.fit(tiny_flow(), data, **slow)
     flow = tiny_flow(context=3)
     result = xf.fit(flow, data, out=tmp_path / "run", **slow)
@@ -113,7 +113,7 @@ class Table(xf.Conditioner):
 
 def test_a_conditioner_of_ones_own_is_named_when_loading(tmp_path: Path) -> None:
     flow = xf.LatentFlow([xf.Layer(Table(6, 3, scale=2.0))], xf.FactorisedBase(6, categories=3))
-    xf.fit(flow, tiny_dataset(), out=tmp_path / "run", **QUICK)
+    xf.fit(flow, tiny_dataset(), out=tmp_path / "run", **SHORT)
     with pytest.raises(CheckpointError, match=r"a part named 'Table'.*classes=\{'Table': YourClass\}"):
         xf.load(tmp_path / "run")
     loaded = xf.load(tmp_path / "run", classes={"Table": Table})
@@ -136,7 +136,7 @@ def test_what_cannot_be_trained_leaves_no_folder(tmp_path: Path) -> None:
     own = xf.MADE(6, (8,), categories=3, sees={"own": "before", "state": "before"})
     flow = xf.LatentFlow([xf.Layer(own)], xf.FactorisedBase(6, categories=3))
     with pytest.raises(ModelError, match="must not see its own u"):
-        xf.fit(flow, tiny_dataset(), out=tmp_path / "run", **QUICK)
+        xf.fit(flow, tiny_dataset(), out=tmp_path / "run", **SHORT)
     with pytest.raises(ConfigError, match="not there"):
         xf.fit(tiny_flow(), tiny_dataset(), out=tmp_path / "run", device="cuda:63")
     with pytest.raises(ConfigError, match="precision is one of"):
@@ -149,13 +149,13 @@ def test_what_cannot_be_trained_leaves_no_folder(tmp_path: Path) -> None:
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(ConfigError, match="is not empty: choose another"):
-        xf.fit(tiny_flow(), tiny_dataset(), out=tmp_path, **QUICK)
+        xf.fit(tiny_flow(), tiny_dataset(), out=tmp_path, **SHORT)
     assert os.listdir(tmp_path) == ["notes.txt"]
 
 
 def test_ctrl_c_in_python_raises_interrupted() -> None:
     with pytest.raises(Interrupted):
-        xf.fit(tiny_flow(), tiny_dataset(), observer=StopAt({1}), **QUICK)
+        xf.fit(tiny_flow(), tiny_dataset(), observer=StopAt({1}), **SHORT)
 
 
 def held_out(train: xf.data.Split, what: str, categories: int) -> xf.data.Dataset:
@@ -173,7 +173,7 @@ def test_a_flow_of_fewer_categories_than_the_data_is_refused_before_any_work(
     with pytest.raises(
         ModelError, match=r"K = 2 at feature 0 .* own has 3; build .* categories=data.categories"
     ):
-        xf.fit(flow, data, out=tmp_path / "run", init="data", **QUICK)
+        xf.fit(flow, data, out=tmp_path / "run", init="data", **SHORT)
     assert not (tmp_path / "run").exists()
     assert all(torch.equal(before[name], tensor) for name, tensor in flow.state_dict().items())
 
@@ -182,12 +182,12 @@ def test_a_flow_of_fewer_categories_than_the_data_is_refused_before_any_work(
 def test_values_beyond_the_stated_categories_are_refused(what: str) -> None:
     flow = xf.LatentFlow([xf.Layer(xf.MADE(6, (8,)))], xf.FactorisedBase(6))
     with pytest.raises(DataError, match=r"row 0, feature 2 .* holds 2 where K = 2"):
-        xf.fit(flow, held_out(tiny_dataset().train, what, 2), **QUICK)
+        xf.fit(flow, held_out(tiny_dataset().train, what, 2), **SHORT)
 
 
 def test_a_flow_of_more_categories_than_the_data_is_trained() -> None:
     flow = xf.LatentFlow([xf.Layer(xf.MADE(6, (8,), categories=4))], xf.FactorisedBase(6, categories=4))
-    xf.fit(flow, held_out(tiny_dataset().train, "test", 3), **QUICK)
+    xf.fit(flow, held_out(tiny_dataset().train, "test", 3), **SHORT)
 
 
 def test_other_features_or_another_context_are_refused_before_any_work(tmp_path: Path) -> None:
@@ -195,8 +195,8 @@ def test_other_features_or_another_context_are_refused_before_any_work(tmp_path:
     base = xf.FactorisedBase(6, categories=3)
     narrow = xf.LatentFlow([xf.Layer(xf.MADE(5, (8,)))], xf.FactorisedBase(5))
     with pytest.raises(ModelError, match=r"this one has D = 5, and .* has 6; build it with features=6"):
-        xf.fit(narrow, data, out=tmp_path / "run", **QUICK)
+        xf.fit(narrow, data, out=tmp_path / "run", **SHORT)
     seeing = xf.LatentFlow([xf.Layer(xf.MADE(6, (8,), categories=3, context=2))], base)
     with pytest.raises(ModelError, match=r"takes 2 context features, and .* has 0"):
-        xf.fit(seeing, data, out=tmp_path / "run", **QUICK)
+        xf.fit(seeing, data, out=tmp_path / "run", **SHORT)
     assert not (tmp_path / "run").exists()

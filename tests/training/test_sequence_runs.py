@@ -53,7 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "recurrent, muon": recurrent(dropout=0.3) | {"optimiser": "muon", "skip": 0.4},
     "mixture": transformer(dropout=0.2) | {"mixture": "natural,columns,random:1"},
     "mixture of MADEs": {"mixture": "2", "conditioner": "made:hidden=8"},
-    "mixture in turn": transformer(dropout=0.2, rotary=True)
+    "split mixture": transformer(dropout=0.2, rotary=True)
     | {
         "mixture": "natural,columns",
         "estimator": "maximum-likelihood:split_batch=true",
@@ -231,7 +231,7 @@ def test_data_that_are_not_drawn_have_no_grey_values(tmp_path: Path) -> None:
 
 
 def test_components_in_turn_keep_equal_weights(tmp_path: Path) -> None:
-    train_run(images(tmp_path, "mixture in turn"), tmp_path / "run")
+    train_run(images(tmp_path, "split mixture"), tmp_path / "run")
     flow = load(tmp_path / "run")
     assert isinstance(flow, Mixture)
     assert not flow.learned
@@ -411,9 +411,7 @@ def test_a_shared_network_is_saved_once(tmp_path: Path) -> None:
     sizes = []
     for shared in (True, False):
         run = tmp_path / f"run-{shared}"
-        train_run(
-            images(tmp_path, "mixture in turn", shared=shared, **transformer(rotary=True, width=32)), run
-        )
+        train_run(images(tmp_path, "split mixture", shared=shared, **transformer(rotary=True, width=32)), run)
         sizes.append((run / "weights.safetensors").stat().st_size)
         weights = load_tensors(run, "weights")
         for name, tensor in load(run).state_dict().items():

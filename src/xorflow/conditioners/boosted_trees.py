@@ -183,8 +183,8 @@ class BoostedTrees(Conditioner):
         if legal:
             rank = ranks(self.order).to(self.nodes.device)
             seen = rank[self.split_features[self.nodes.long()].long()]
-            own = rank[self.states.logit_features.to(rank.device)[self.owners.long()]]
-            legal = bool(((seen < own[:, None]) | (self.kept == _ALL)).all())
+            visited = rank[self.states.logit_features.to(rank.device)[self.owners.long()]]
+            legal = bool(((seen < visited[:, None]) | (self.kept == _ALL)).all())
         if not legal:
             raise CheckpointError(
                 "trees see what is visited before their feature, and these see more, so they would give no likelihood; "
@@ -206,8 +206,8 @@ class BoostedTrees(Conditioner):
 
     def _nearest(self, relaxed: Tensor) -> Tensor:
         layout = Layout(self.states).to(relaxed.device)
-        parts = zip(self.states.groups, layout.logits(relaxed), strict=True)
-        return layout.joined([(part > 0.5).long() if g.binary else part.argmax(-1) for g, part in parts])
+        weights = zip(self.states.groups, layout.logits(relaxed), strict=True)
+        return layout.joined([(each > 0.5).long() if g.binary else each.argmax(-1) for g, each in weights])
 
     def left(self, x: Tensor, splits: slice) -> Tensor:
         """All bits set where a row goes left at some splits, and none where it goes right, (splits, N), of columns x (D, N)."""

@@ -224,9 +224,9 @@ def _goes_left(text: dict[str, list[str]], node: int, size: int) -> NDArray[np.b
     if not int(text["decision_type"][node]) & 1:  # no set of categories
         return values <= float(threshold)
     first, last = (int(text["cat_boundaries"][int(threshold) + end]) for end in (0, 1))
-    words = np.array([*map(int, text["cat_threshold"][first:last])], dtype=np.uint32)
-    member = np.zeros(max(size, 32 * len(words)), dtype=np.bool_)
-    member[: 32 * len(words)] = np.unpackbits(words.view(np.uint8), bitorder="little")
+    masks = np.array([*map(int, text["cat_threshold"][first:last])], dtype=np.uint32)
+    member = np.zeros(max(size, 32 * len(masks)), dtype=np.bool_)
+    member[: 32 * len(masks)] = np.unpackbits(masks.view(np.uint8), bitorder="little")
     return member[:size]
 
 

@@ -248,7 +248,7 @@ class Dropout(nn.Dropout):
 
 
 @dataclass(frozen=True)
-class Reading:
+class Inputs:
     """What a network sees, ready for its first layer.
 
     Attributes:
@@ -298,7 +298,7 @@ class Reader(nn.Module):
         """Where the packed logits of a source lie among those of all."""
         return self.alphabet.positions(self.sources[source].tolist())
 
-    def forward(self, states: Sequence[Tensor], context: Tensor | None, dtype: torch.dtype) -> Reading:
+    def forward(self, states: Sequence[Tensor], context: Tensor | None, dtype: torch.dtype) -> Inputs:
         """Integer states (..., D), or relaxed ones (..., flat), of one leading shape."""
         relaxed = any(state.is_floating_point() for state in states)
         if relaxed and not self.alphabet.binary:
@@ -313,7 +313,7 @@ class Reader(nn.Module):
             rows = dense.index_select(-1, self.others).long() + self.first
             dense = dense.index_select(-1, self.bits)
         dense = dense.to(dtype) if context is None else torch.cat([context.to(dtype), dense.to(dtype)], -1)
-        return Reading(dense if self.arrange is None else dense.index_select(-1, self.arrange), rows)
+        return Inputs(dense if self.arrange is None else dense.index_select(-1, self.arrange), rows)
 
 
 class Table(Masked):
@@ -330,7 +330,7 @@ class Table(Masked):
         self.keep_to(mask)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """The sum of a row's vectors, (..., width); see `Reading`."""
+        """The sum of a row's vectors, (..., width); see `Inputs`."""
         weight = self.masked_weight()
         return rows @ weight if rows.is_floating_point() else bag(rows, weight)
 
@@ -364,10 +364,10 @@ class InputLayer(MaskedLinear):
         self.apply_mask()
         self.table.apply_mask()
 
-    def forward(self, reading: Reading, rectify: bool = False) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if self.table is None or reading.rows is None:
-            return super().forward(reading.dense, rectify)
-        out = super().forward(reading.dense) + self.table(reading.rows)
+    def forward(self, inputs: Inputs, rectify: bool = False) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.table is None or inputs.rows is None:
+            return super().forward(inputs.dense, rectify)
+        out = super().forward(inputs.dense) + self.table(inputs.rows)
         return out.relu_() if rectify else out
 
     @torch.no_grad()

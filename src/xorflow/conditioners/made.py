@@ -104,11 +104,11 @@ class Perceptron(nn.Module):
                 self.input_dropout(x if x.is_floating_point() else layout.corners(x, dtype))  # pyright: ignore[reportCallIssue]
                 for x, layout in corners
             ]
-        reading = self.reader(states, context, dtype)
-        x = first(reading, rectify=bool(others))
+        inputs = self.reader(states, context, dtype)
+        x = first(inputs, rectify=bool(others))
         for layer in others:
             x = layer(self.dropout(x), rectify=layer is not others[-1])
-        x = x if self.skip is None else x + self.skip(reading)
+        x = x if self.skip is None else x + self.skip(inputs)
         x = x if self.rearrange is None else x.index_select(-1, self.rearrange)
         if self.context_skip is not None and context is not None:
             x = x + self.context_skip(context.to(dtype))

@@ -229,9 +229,10 @@ class SequenceConditioner(Conditioner):
         if not torch.is_grad_enabled():
             steps = _STEPS_ON_CPU if rows[0].device.type == "cpu" else _STEPS_ELSEWHERE
             size = max(1, steps // self.steps_before[-1])
-        parts = [slice(start, start + size) for start in range(0, total, size)]
+        chunks = [slice(start, start + size) for start in range(0, total, size)]
         logits = [
-            self._pass([r[part] for r in rows], fixed[part] if fixed.dim() > 2 else fixed) for part in parts
+            self._pass([r[chunk] for r in rows], fixed[chunk] if fixed.dim() > 2 else fixed)
+            for chunk in chunks
         ]
         return (logits[0] if len(logits) == 1 else torch.cat(logits)).reshape(*lead, self.choices.flat)
 

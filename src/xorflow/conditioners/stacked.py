@@ -82,8 +82,8 @@ class Stacked(Conditioner):
     def decoder(self, batch: int, context: Tensor | None, block_size: int) -> Incremental | None:
         del block_size  # members may have blocks of their own, but for those of one feature
         decoders = [member.decoder(batch, context, 1) for member in self]
-        found = [decoder for decoder in decoders if decoder is not None]
-        return _IncrementalStack(self, found) if len(found) == len(decoders) else None
+        incremental = [decoder for decoder in decoders if decoder is not None]
+        return _IncrementalStack(self, incremental) if len(incremental) == len(decoders) else None
 
 
 def _rules(member: Conditioner) -> tuple[object, ...]:

@@ -127,8 +127,10 @@ class Schema:
 
     def log_density(self, cells: Mapping[str, pa.Array | pa.ChunkedArray], codes: np.ndarray) -> np.ndarray:
         """What the places of cells within their states add to log p of rows, float64 (N,); of what `cells` gave."""
-        parts = (column.log_density(cells[column.name], codes[:, d]) for d, column in enumerate(self.columns))
-        return sum(parts, np.zeros(len(codes)))
+        densities = (
+            column.log_density(cells[column.name], codes[:, d]) for d, column in enumerate(self.columns)
+        )
+        return sum(densities, np.zeros(len(codes)))
 
     def shown(self, codes: np.ndarray, seed: int) -> np.ndarray:
         """States of training rows, some of which show what no training row has, at the rate at which it is to be expected."""

@@ -205,11 +205,11 @@ class ProposalPrefix(Estimator):
             torch.log((1 - self.mix) * log_probs.exp() + self.mix / log_probs.shape[-1])
             for log_probs in choices.log_probs()
         ]
-        parts = [
+        logits = [
             log_probs[..., 1] - log_probs[..., 0] if group.binary else log_probs
             for group, log_probs in zip(layout.alphabet.groups, mixed, strict=True)
         ]
-        return Choices(layout.packed(parts), layout)
+        return Choices(layout.packed(logits), layout)
 
 
 def _before(values: Tensor, order: Tensor) -> Tensor:

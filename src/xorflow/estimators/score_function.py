@@ -150,9 +150,9 @@ class ScoreFunction(LayerwiseEstimator):
             return objective_of(chosen).signal
 
         another = draws[-1:] if draws is not None and self.baseline.draws_another else None
-        parts = [None] if draws is None else draws[: self._samples].split(self.baseline.samples)
+        groups = [None] if draws is None else draws[: self._samples].split(self.baseline.samples)
         scores, samples = [], []
-        for chosen, sums in zip(parts, self.sums, strict=True):
+        for chosen, sums in zip(groups, self.sums, strict=True):
             sampled = objective_of(chosen)
             inputs = BaselineInputs(flow, x, context, sampled.signal, signal_of, another)
             weights, deviation, stats = self.centred(inputs)

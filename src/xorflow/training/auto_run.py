@@ -50,19 +50,19 @@ class AutoRun:
             began = time.monotonic()
             data = self.dataset.to(resolve_device(self.options.device))
             with out_of_memory_as_error("give fewer rows, or use --device cpu"):
-                found = auto_fit(
+                searched = auto_fit(
                     data,
                     minutes=self.options.minutes,
                     orderings=self.options.orderings,
                     seed=self.options.seed,
                     observer=self.observer,
                 )
-                result = _result(found, data, self.options, began)
+                result = _result(searched, data, self.options, began)
             # with the number of orderings that were made, a run from this configuration makes the same model
-            options = self.options.replace(orderings=found.record["orderings"])
-            save_tensors(self.run_folder, "weights", found.model.state_dict())
+            options = self.options.replace(orderings=searched.record["orderings"])
+            save_tensors(self.run_folder, "weights", searched.model.state_dict())
             write_json(self.run_folder / "result.json", result)
-            write_config(self.run_folder, options, found.model, self.dataset)
+            write_config(self.run_folder, options, searched.model, self.dataset)
         return result
 
 
@@ -94,9 +94,9 @@ def check_auto(options: Options) -> None:
             )
 
 
-def _result(found: Auto, dataset: Dataset, options: Options, began: float) -> dict[str, Any]:
+def _result(searched: Auto, dataset: Dataset, options: Options, began: float) -> dict[str, Any]:
     parts = {name: split for name, split in dataset.parts.items() if name != "train"}
-    figures = {name: _figures(found.model, split, name) for name, split in parts.items()}
+    figures = {name: _figures(searched.model, split, name) for name, split in parts.items()}
     held_out = dataset.test or dataset.validation
     assert held_out is not None
     tree = chow_liu(dataset.train.values, dataset.categories)
@@ -104,14 +104,14 @@ def _result(found: Auto, dataset: Dataset, options: Options, began: float) -> di
         **figures,
         "independent_nll": independent_nll(dataset, held_out),
         "chow_liu_nll": None if tree is None else -float(tree.log_prob(held_out.values).mean()),
-        "columns": columns(found.model, dataset, held_out),
+        "columns": columns(searched.model, dataset, held_out),
         "seed": options.seed,
-        "epochs": max(unit.get("epochs", 0) for unit in found.record["units"]),
-        "parameters": sum(p.numel() for p in found.model.parameters() if p.requires_grad),
+        "epochs": max(unit.get("epochs", 0) for unit in searched.record["units"]),
+        "parameters": sum(p.numel() for p in searched.model.parameters() if p.requires_grad),
         "seconds": round(time.monotonic() - began, 3),
-        "device": str(found.model.device),
+        "device": str(searched.model.device),
         "data": dataset.describe(),
-        "auto": found.record,
+        "auto": searched.record,
     }
 
 

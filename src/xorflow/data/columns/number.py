@@ -167,8 +167,8 @@ class Number(Column):
         return added
 
     def to_json(self) -> dict[str, Any]:
-        own = {"atoms": list(self.atoms), "lattice": self.lattice, "empty": self.empty}
-        return super().to_json() | own | self.bins.to_json()
+        settings = {"atoms": list(self.atoms), "lattice": self.lattice, "empty": self.empty}
+        return super().to_json() | settings | self.bins.to_json()
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
