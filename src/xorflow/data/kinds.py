@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from xorflow.data.columns import Boolean, Category, Column, Constant, Integer, Moment, Number
-from xorflow.data.columns.types import is_text, plain, value_type
+from xorflow.data.columns.tally import Tally
+from xorflow.data.columns.types import is_nested, is_text, value_type
 from xorflow.data.schema_file import LEFT_OUT, Wish
 from xorflow.data.texts import read_texts, type_of_texts
 from xorflow.errors import DataError
@@ -22,30 +23,28 @@ _OF_FRAMES = re.compile(r"__index_level_\d+__")
 _NAMED_SO = re.compile(r"(^|_| )(id|uuid|guid|index|key)$|[a-z]Id$|ID$")
 
 
-def kind_of(cells: pa.ChunkedArray, name: str) -> tuple[type[Column] | None, str]:
-    """The kind of a column of training rows by what it holds; None, and why, if it is to be left out."""
-    if _OF_FRAMES.fullmatch(name):
+def kind_of(tally: Tally) -> tuple[type[Column] | None, str]:
+    """The kind of a column by what its training rows hold; None, and why, if it is to be left out."""
+    if _OF_FRAMES.fullmatch(tally.name):
         return None, "the index of a frame"
-    if _is_nested(cells.type):
-        return None, f"no kind of column is for {cells.type}"
-    array = plain(cells, name)
-    known = array.drop_null()
-    distinct, rows = len(known.unique()), len(known)
-    if distinct <= 1 and (rows == len(array) or rows == 0):
+    if is_nested(tally.type):
+        return None, f"no kind of column is for {tally.type}"
+    kind, distinct, rows = tally.values.type, len(tally.values), int(tally.counts.sum())
+    if distinct <= 1 and (tally.gaps == 0 or rows == 0):
         return Constant, ""
     different = distinct == rows and rows > _FEW_ROWS
-    if pa.types.is_boolean(array.type):
+    if pa.types.is_boolean(kind):
         return Boolean, ""
-    if is_text(array.type):
+    if is_text(kind):
         if different:
             return None, "an identifier: its texts are all different"
         if rows > _FEW_ROWS and (2 * distinct > rows or distinct > _MOST_TEXTS):
             return None, f"free text: {distinct:,} different texts in {rows:,} rows"
         return Category, ""
-    if pa.types.is_temporal(value_type(cells.type)):
+    if pa.types.is_temporal(value_type(tally.type)):
         return Moment, ""
-    whole = pa.types.is_integer(array.type) or _all_whole(known)
-    if whole and different and (_NAMED_SO.search(name) or _moves_one_way(known)):
+    whole = pa.types.is_integer(kind) or _all_whole(tally.values)
+    if whole and different and (_NAMED_SO.search(tally.name) or tally.one_way):
         return None, "an identifier: its numbers are all different, and rise from row to row or are named so"
     few = (distinct <= 10 and distinct < rows) or (distinct <= 64 and 5 * distinct <= rows)
     return (Integer, "") if whole and few else (Number, "")
@@ -75,17 +74,6 @@ def of_type(
     return read_texts(cells, pa.float64() if number else kind, name, gaps)
 
 
-def _is_nested(kind: pa.DataType) -> bool:
-    kind = value_type(kind)
-    flat = pa.types.is_primitive(kind) or pa.types.is_null(kind) or pa.types.is_decimal(kind) or is_text(kind)
-    return not flat
-
-
 def _all_whole(numbers: pa.Array) -> bool:
     values = numbers.to_numpy(zero_copy_only=False)
     return bool((np.isfinite(values) & (np.floor(values) == values)).all())
-
-
-def _moves_one_way(numbers: pa.Array) -> bool:
-    steps = np.diff(numbers.to_numpy(zero_copy_only=False))
-    return bool((steps > 0).all() or (steps < 0).all())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from xorflow.data.checks import validate
 from xorflow.data.columns import KINDS, Column, Moment, Number, column_from_json
+from xorflow.data.columns.tally import Tally
 from xorflow.data.columns.types import is_text, restored, value_type
 from xorflow.data.delimited import SEPARATORS
 from xorflow.data.kinds import kind_of, of_type
@@ -65,27 +66,39 @@ class Schema:
 
         `rare` merges the values of categories that occur in fewer rows.
         """
-        wishes, columns, left_out, table = wishes or {}, [], {}, as_table(table)
-        unknown = sorted({*wishes} - {*table.column_names})
+        table = as_table(table)
+        tallies = [Tally.of(name, table[name]) for name in table.column_names]
+        return cls.learn(tallies, wishes or {}, rare=rare, layout=layout)
+
+    @classmethod
+    def learn(
+        cls,
+        tallies: Sequence[Tally],
+        wishes: Mapping[str, Wish],
+        *,
+        rare: int = 0,
+        layout: Mapping[str, Any] | None = None,
+    ) -> Schema:
+        """The same from training rows that were counted."""
+        names = [tally.name for tally in tallies]
+        columns, left_out, unknown = [], {}, sorted({*wishes} - {*names})
         if unknown:
             raise DataError(
                 f"a schema file names columns of the data, and there is no {unknown[0]!r}; there are "
-                f"{', '.join(map(repr, table.column_names))}"
+                f"{', '.join(map(repr, names))}"
             )
-        for name in table.column_names:
-            wish, cells = wishes.get(name, Wish()), table[name]
-            kind, why = (
-                (KINDS.get(wish.kind), "as the schema file says") if wish.kind else kind_of(cells, name)
-            )
+        for tally in tallies:
+            wish = wishes.get(tally.name, Wish())
+            kind, why = (KINDS.get(wish.kind), "as the schema file says") if wish.kind else kind_of(tally)
             if kind is None:
-                left_out[name] = why
+                left_out[tally.name] = why
             else:
-                columns.append(kind.fit(name, cells, rare=rare if wish.rare is None else wish.rare))
+                columns.append(kind.learn(tally, rare=rare if wish.rare is None else wish.rare))
         if not columns:
             reasons = "; ".join(f"{name!r}: {why}" for name, why in left_out.items())
             raise DataError(f"data must have a column that can be modelled, and all are left out: {reasons}")
         gaps = {name: wish.gaps for name, wish in wishes.items() if wish.gaps}
-        return cls(tuple(columns), left_out, tuple(table.column_names), gaps, dict(layout or {}))
+        return cls(tuple(columns), left_out, tuple(names), gaps, dict(layout or {}))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
+from xorflow.data.columns.tally import Tally
 from xorflow.data.columns.types import plain, restored, type_of_text, type_text
 from xorflow.errors import DataError
 
@@ -41,9 +42,14 @@ class Column(ABC):
     kind: ClassVar[str]
 
     @classmethod
-    @abstractmethod
-    def fit(cls, name: str, values: pa.ChunkedArray, *, rare: int = 0) -> Self:
+    def fit(cls, name: str, values: pa.Array | pa.ChunkedArray, *, rare: int = 0) -> Self:
         """Learn a column from its training rows; `rare` merges values that occur in fewer rows."""
+        return cls.learn(Tally.of(name, values), rare=rare)
+
+    @classmethod
+    @abstractmethod
+    def learn(cls, tally: Tally, *, rare: int = 0) -> Self:
+        """The same from training rows that were counted."""
 
     @property
     @abstractmethod
@@ -144,11 +150,11 @@ class Column(ABC):
         """The cells in the plain type that this column computes with."""
 
 
-def cells_to_learn(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Training cells in a plain type; at least one row."""
-    if len(values) == 0:
-        raise DataError(f"column {name!r} has no rows: a column is learned from at least one")
-    return plain(values, name)
+def require_rows(tally: Tally) -> None:
+    """Refuse a column of no rows, or of cells that are no single values."""
+    if tally.rows == 0:
+        raise DataError(f"column {tally.name!r} has no rows: a column is learned from at least one")
+    plain(pa.nulls(0, tally.type), tally.name)
 
 
 def shown_unseen(singletons: int, rows: int) -> int:

@@ -24,11 +24,13 @@ class Tail:
     shape: float  # xi
 
     @classmethod
-    def fit(cls, excesses: np.ndarray, reach: float) -> Self:
+    def fit(cls, excesses: np.ndarray, counts: np.ndarray, reach: float) -> Self:
         """By the moments of what exceeds the inner edge of the outermost bin, `reach` below the end of what was seen."""
         unit = max(float(excesses.max(initial=0.0)), reach)
-        part = excesses / unit
-        mean, variance = (float(part.mean()), float(part.var())) if len(part) > 1 else (0.5, 0.0)
+        part, mean, variance = excesses / unit, 0.5, 0.0
+        if counts.sum() > 1:
+            mean = float(np.average(part, weights=counts))
+            variance = float(np.average((part - mean) ** 2, weights=counts))
         shape = 0.5 * (1 - mean**2 / variance) if variance > 0 else 0.5
         shape = min(max(shape, _SHAPES[0]), _SHAPES[1])
         # beyond a higher threshold a Pareto distribution is one again, of the same shape and a larger scale
@@ -65,21 +67,22 @@ class Bins:
     ends: tuple[int, int]
 
     @classmethod
-    def fit(cls, values: np.ndarray, span: tuple[float, float], lattice: float, width: float) -> Self:
-        """Quantiles of `values`, between neighbours that are different; never narrower than `width`.
+    def fit(
+        cls, distinct: np.ndarray, counts: np.ndarray, span: tuple[float, float], lattice: float, width: float
+    ) -> Self:
+        """Quantiles of values, between neighbours that are different; never narrower than `width`.
 
         Args:
-            values: sorted; perhaps none.
+            distinct: the different values, rising; perhaps none.
+            counts: in how many rows each occurs.
             span: the least and the largest number of the column, for values that have no range.
             lattice: the distance of numbers that are all its multiples, or 0; edges then lie half-way between multiples.
             width: of the column's resolution.
         """
-        distinct, counts = np.unique(values, return_counts=True)
-        count = max(1, min(round(2 * len(values) ** (1 / 3)), len(values) // 5, _MOST_BINS))
+        rows = int(counts.sum())
+        count = max(1, min(round(2 * rows ** (1 / 3)), rows // 5, _MOST_BINS))
         after = counts.cumsum()[:-1]  # rows up to each gap between neighbours
-        gaps = (
-            np.unique(after.searchsorted(len(values) * np.arange(1, count) / count)) if len(after) else after
-        )
+        gaps = np.unique(after.searchsorted(rows * np.arange(1, count) / count)) if len(after) else after
         gaps = gaps[gaps < len(after)].astype(np.int64)
         low, high = (distinct[0], distinct[-1]) if len(distinct) > 1 else span
         edges = cls._edges(distinct, gaps, float(low), float(high), lattice)
@@ -87,13 +90,13 @@ class Bins:
             half = max(width, 1e-12 * abs(edges[0])) / 2
             edges = [max(edges[0] - half, -_LARGEST), min(edges[0] + half, _LARGEST)]
         inner = (edges[1], edges[-2]) if len(edges) > 2 else (edges[0] / 2 + edges[1] / 2,) * 2
-        first, last = values[values <= inner[0]], values[values >= inner[1]]
+        first, last = distinct <= inner[0], distinct >= inner[1]
         reach = (_finite(inner[0] - edges[0]), _finite(edges[-1] - inner[1]))
-        ends = (len(first), len(last)) if len(edges) > 2 else (len(values), len(values))
+        ends = (int(counts[first].sum()), int(counts[last].sum())) if len(edges) > 2 else (rows, rows)
         return cls(
             tuple(edges),
-            Tail.fit(np.minimum(inner[0] - first, 1e300), reach[0]),
-            Tail.fit(np.minimum(last - inner[1], 1e300), reach[1]),
+            Tail.fit(np.minimum(inner[0] - distinct[first], 1e300), counts[first], reach[0]),
+            Tail.fit(np.minimum(distinct[last] - inner[1], 1e300), counts[last], reach[1]),
             ends,
         )
 

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from xorflow.data.checks import LIMIT
-from xorflow.data.columns.base import Column, cells_to_learn, common_fields, damaged, shown_unseen
+from xorflow.data.columns.base import Column, common_fields, damaged, require_rows, shown_unseen
+from xorflow.data.columns.tally import Tally
 from xorflow.data.columns.types import plain, type_text
 from xorflow.errors import DataError
 
@@ -33,14 +34,12 @@ class Discrete(Column):
     rare_rows: tuple[int, ...] = ()
 
     @classmethod
-    def fit(cls, name: str, values: pa.Array | pa.ChunkedArray, *, rare: int = 0) -> Self:
-        cells = cells_to_learn(name, values)
-        there = cells.drop_null()
-        if there.type == pa.float64():  # no state is infinite
-            there = there.filter(pc.call_function("is_finite", [there]))
-        counted = there.value_counts()
-        counted = counted.take(pc.call_function("array_sort_indices", [counted.field(0)]))
-        distinct, counts = counted.field(0), counted.field(1).to_numpy(zero_copy_only=False)
+    def learn(cls, tally: Tally, *, rare: int = 0) -> Self:
+        require_rows(tally)
+        name, distinct, counts = tally.name, tally.values, tally.counts
+        if distinct.type == pa.float64():  # no state is infinite
+            finite = np.isfinite(distinct.to_numpy())
+            distinct, counts = distinct.filter(pa.array(finite)), counts[finite]
         merged = counts < rare
         if (~merged).sum() > LIMIT:
             raise DataError(
@@ -49,10 +48,10 @@ class Discrete(Column):
             )
         return cls(
             name=name,
-            type=values.type,
-            gaps=cells.null_count > 0,
-            rows=len(cells),
-            shown=shown_unseen(int((counts == 1).sum()), len(cells)),
+            type=tally.type,
+            gaps=tally.gaps > 0,
+            rows=tally.rows,
+            shown=shown_unseen(int((counts == 1).sum()), tally.rows),
             values=tuple(distinct.filter(pa.array(~merged)).to_pylist()),
             rare=tuple(distinct.filter(pa.array(merged)).to_pylist()),
             rare_rows=tuple(counts[merged].tolist()),

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from xorflow.data.columns.base import Column, cells_to_learn, common_fields, damaged, shown_unseen
+from xorflow.data.columns.base import Column, common_fields, damaged, require_rows, shown_unseen
 from xorflow.data.columns.bins import Bins
+from xorflow.data.columns.tally import Tally
 from xorflow.data.columns.types import plain, ticks_per_day, type_text
 from xorflow.errors import DataError
 
@@ -43,33 +44,36 @@ class Number(Column):
     kind: ClassVar[str] = "number"
 
     @classmethod
-    def fit(cls, name: str, values: pa.Array | pa.ChunkedArray, *, rare: int = 0) -> Self:
+    def learn(cls, tally: Tally, *, rare: int = 0) -> Self:
         del rare  # numbers that occur once are in a bin
-        cells = cells_to_learn(name, values)
-        if cells.type not in (pa.int64(), pa.float64(), pa.null()):
-            raise DataError(f"column {name!r} must hold numbers, and holds {type_text(values.type)}")
-        numbers = cells.drop_null().cast(pa.float64(), safe=False).to_numpy()
-        lattice = _lattice(np.unique(numbers[np.isfinite(numbers)]), _precision(values.type))
-        return cls(name=name, type=values.type, **cls._learned(name, numbers, cells, lattice))
+        require_rows(tally)
+        if tally.values.type not in (pa.int64(), pa.float64(), pa.null()):
+            raise DataError(f"column {tally.name!r} must hold numbers, and holds {type_text(tally.type)}")
+        numbers = tally.values.cast(pa.float64(), safe=False).to_numpy()
+        lattice = _lattice(np.unique(numbers[np.isfinite(numbers)]), _precision(tally.type))
+        return cls(**cls._learned(tally, numbers, lattice))
 
     @staticmethod
-    def _learned(name: str, numbers: np.ndarray, cells: pa.Array, lattice: float) -> dict[str, Any]:
-        """All attributes but name and type."""
-        finite = np.sort(numbers[np.isfinite(numbers)])
-        if len(finite) == 0:
-            raise DataError(f"column {name!r} has no finite number in its training rows; leave it out")
-        distinct, counts = np.unique(finite, return_counts=True)
-        atoms = distinct[_recurs(counts)]
-        rest = finite[~np.isin(finite, atoms)]
+    def _learned(tally: Tally, numbers: np.ndarray, lattice: float) -> dict[str, Any]:
+        """The attributes of a column with the values of a tally, as these numbers."""
+        finite = np.isfinite(numbers)
+        if not finite.any():
+            raise DataError(f"column {tally.name!r} has no finite number in its training rows; leave it out")
+        distinct, places = np.unique(numbers[finite], return_inverse=True)  # large integers may be one float
+        counts = np.bincount(places, tally.counts[finite]).astype(np.int64)
+        recurs = _recurs(counts)
         width = lattice or (float(np.diff(distinct).min()) if len(distinct) > 1 else 1.0)
+        span = (float(distinct[0]), float(distinct[-1]))
         return {
-            "gaps": cells.null_count > 0,
-            "rows": len(cells),
-            "shown": shown_unseen(len(numbers) - len(finite), len(cells)),
-            "atoms": tuple(atoms.tolist()),
-            "bins": Bins.fit(rest, (float(finite[0]), float(finite[-1])), lattice, width),
+            "name": tally.name,
+            "type": tally.type,
+            "gaps": tally.gaps > 0,
+            "rows": tally.rows,
+            "shown": shown_unseen(int(tally.counts[~finite].sum()), tally.rows),
+            "atoms": tuple(distinct[recurs].tolist()),
+            "bins": Bins.fit(distinct[~recurs], counts[~recurs], span, lattice, width),
             "lattice": lattice,
-            "empty": len(rest) == 0,
+            "empty": bool(recurs.all()),
         }
 
     @property
@@ -215,17 +219,17 @@ class Moment(Number):
     kind: ClassVar[str] = "moment"
 
     @classmethod
-    def fit(cls, name: str, values: pa.Array | pa.ChunkedArray, *, rare: int = 0) -> Self:
+    def learn(cls, tally: Tally, *, rare: int = 0) -> Self:
         del rare
-        if not cls._takes(values.type):
-            raise DataError(f"column {name!r} must hold dates or times, and holds {type_text(values.type)}")
-        cells = cells_to_learn(name, values)
-        ticks = cells.drop_null().to_numpy()
-        day = ticks_per_day(values.type)
+        if not cls._takes(tally.type):
+            raise DataError(
+                f"column {tally.name!r} must hold dates or times, and holds {type_text(tally.type)}"
+            )
+        require_rows(tally)
+        ticks, day = tally.values.to_numpy(), ticks_per_day(tally.type)
         units = [day // part for part in (1, 24, 1440, 86_400, 86_400_000, 86_400_000_000) if day % part == 0]
         tick = next((unit for unit in units if not (ticks % unit).any()), 1)
-        learned = cls._learned(name, (ticks // tick).astype(np.float64), cells, lattice=1.0)
-        return cls(name=name, type=values.type, tick=tick, **learned)
+        return cls(tick=tick, **cls._learned(tally, (ticks // tick).astype(np.float64), lattice=1.0))
 
     @property
     def unit(self) -> str:

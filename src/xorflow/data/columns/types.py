@@ -55,6 +55,13 @@ def is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
+def is_nested(kind: pa.DataType) -> bool:
+    """Whether cells of this type are no single values."""
+    kind = value_type(kind)
+    flat = pa.types.is_primitive(kind) or pa.types.is_null(kind) or pa.types.is_decimal(kind) or is_text(kind)
+    return not flat
+
+
 def plain(values: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
     """The cells as text, bool, int64, float64 or null; dates and times as their ticks. NaN is a gap."""
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
