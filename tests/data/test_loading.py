@@ -155,7 +155,10 @@ def test_parts_are_files(write, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", grid(20, 2, 2))
     np.save(tmp_path / "b.npy", grid(8, 2, 2))
     arrays = load(tmp_path / "a.npy", test_data=tmp_path / "b.npy")
-    assert arrays.describe()["sizes"] == {"train": 20, "test": 8}
+    assert arrays.describe()["sizes"] == {"train": 18, "validation": 2, "test": 8}
+    np.savez(tmp_path / "parts.npz", train=grid(20, 2, 2), test=grid(8, 2, 2))
+    with pytest.raises(DataError, match="has its parts inside"):
+        load(tmp_path / "parts.npz", validation=0.2)
 
 
 def test_parts_are_named_by_a_column(write) -> None:

@@ -24,7 +24,7 @@ from xorflow.data.arrays import (
 )
 from xorflow.data.checks import narrow, to_tensor, validate, whole
 from xorflow.data.dataset import Dataset, Split
-from xorflow.data.parts import drawn
+from xorflow.data.parts import Parts
 from xorflow.data.schema import Schema
 from xorflow.data.schema_file import read_wishes
 from xorflow.data.table import open_rows, read_rows, table_dataset
@@ -73,39 +73,21 @@ def load(
     """
     held_out = {"validation": validation_data, "test": test_data}
     held_out = {name: each for name, each in held_out.items() if each is not None}
-    for name, share in (("validation", validation), ("test", test)):
-        if share and (name in held_out or part is not None):
-            raise DataError(f"{name}= draws rows, and which rows those are is said already: leave {name} out")
-    if part is not None and held_out:
+    parts = Parts(validation, test, held_out, part, seed)
+    if not _is_table(data):
+        given = {"part": part, "header": header, "schema": schema, "rare": rare or None}
+        odd = next((name for name, value in given.items() if value is not None), None)
+        if odd is not None:
+            raise DataError(f"{odd}= is about tables, and {_name(data)} holds integers; leave {odd} out")
+        return _array_dataset(data, parts, categories)
+    if categories is not None:
         raise DataError(
-            f"part= says of all rows what they are for: leave out part, or {next(iter(held_out))}_data"
+            "categories= is of arrays of integers from 0, and columns of tables have kinds; leave it out"
         )
-    if _is_table(data):
-        if categories is not None:
-            raise DataError(
-                "categories= is of arrays of integers from 0, and columns of tables have kinds; leave it out"
-            )
-        if not all(map(_is_table, held_out.values())):
-            raise DataError("all parts of a table are tables; convert the arrays among them")
-        wishes = {} if schema is None else read_wishes(schema)
-        return table_dataset(
-            data, _name(data), held_out=held_out, validation=validation, test=test, part=part, seed=seed, header=header,
-            wishes=wishes, rare=rare,
-        )  # fmt: skip
-    given = {"part": part, "header": header, "schema": schema, "rare": rare or None}
-    odd = next((name for name, value in given.items() if value is not None), None)
-    if odd is not None:
-        raise DataError(f"{odd}= is about tables, and {_name(data)} holds integers; leave {odd} out")
-    arrays, shape = _read_arrays(data, held_out)
-    rows = drawn(len(arrays["x"]), validation, test, seed) if "x" in arrays else None
-    kinds = array_categories(arrays, categories)
-    arrays = {name: narrow(array, kinds) for name, array in arrays.items()}
-    if rows is not None:
-        arrays = {name: arrays["x"][torch.from_numpy(each)] for name, each in rows.items()}
-    splits = {name: Split(array) for name, array in arrays.items()}
-    return Dataset(
-        _name(data), splits["train"], splits.get("validation"), splits.get("test"), kinds, shape, seed=seed
-    )
+    if not all(map(_is_table, held_out.values())):
+        raise DataError("all parts of a table are tables; convert the arrays among them")
+    wishes = {} if schema is None else read_wishes(schema)
+    return table_dataset(data, _name(data), parts, header=header, wishes=wishes, rare=rare)
 
 
 def _is_table(data: Any) -> bool:
@@ -121,22 +103,33 @@ def _name(data: Any) -> str:
     return "frame" if is_frame(data) else "array"
 
 
-def _read_arrays(data: Any, held_out: Mapping[str, Any]) -> tuple[dict[str, Tensor], tuple[int, ...] | None]:
-    """The parts of arrays, 'x' where rows are to be drawn; and the shape of a row that is no vector."""
+def _array_dataset(data: Any, parts: Parts, categories: int | Sequence[int] | None) -> Dataset:
     arrays, shape = _read_array(data)
-    if not held_out:
-        return arrays, shape
-    if "x" not in arrays:
-        raise DataError(f"{_name(data)} has its parts inside: leave {next(iter(held_out))}_data out")
-    arrays = {"train": arrays["x"]}
-    for name, each in held_out.items():
+    if "x" not in arrays and (parts.held_out or parts.validation or parts.test):
+        raise DataError(
+            f"{_name(data)} has its parts inside: leave out what says which rows validate or test"
+        )
+    for name, each in parts.held_out.items():
         other, its_shape = _read_array(each)
-        if "x" not in other or its_shape != shape or other["x"].shape[1] != arrays["train"].shape[1]:
+        if "x" not in other or its_shape != shape or other["x"].shape[1] != arrays["x"].shape[1]:
             raise DataError(
                 f"all parts have rows of one shape, and {_name(each)} has others than {_name(data)}"
             )
         arrays[name] = other["x"]
-    return arrays, shape
+    rows = parts.drawn(len(arrays["x"])) if "x" in arrays else {}
+    kinds = array_categories(arrays, categories)
+    arrays = {name: narrow(array, kinds) for name, array in arrays.items()}
+    arrays |= {name: arrays["x"][torch.from_numpy(each)] for name, each in rows.items()}
+    splits = {name: Split(array) for name, array in arrays.items() if name != "x"}
+    return Dataset(
+        _name(data),
+        splits["train"],
+        splits.get("validation"),
+        splits.get("test"),
+        kinds,
+        shape,
+        seed=parts.seed,
+    )
 
 
 def _read_array(data: Any) -> tuple[dict[str, Tensor], tuple[int, ...] | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,6 @@ from xorflow.data.columns.tally import Tally
 from xorflow.data.columns.types import is_nested, is_text, value_type
 from xorflow.data.schema_file import LEFT_OUT, Wish
 from xorflow.data.texts import read_texts, type_of_texts
-from xorflow.errors import DataError
 
 _FEW_ROWS = 20
 """Of so few rows nobody can say that values never recur."""
@@ -59,19 +58,6 @@ def typed(table: pa.Table, wishes: Mapping[str, Wish] | None = None) -> pa.Table
         kind = pa.bool_() if wish.kind == Boolean.kind else type_of_texts(table[name], name, wish.gaps)
         cells[name] = read_texts(table[name], pa.string() if texts else kind, name, wish.gaps)
     return pa.table(cells)
-
-
-def of_type(
-    cells: pa.Array | pa.ChunkedArray, kind: pa.DataType, name: str, gaps: Sequence[str]
-) -> pa.Array | pa.ChunkedArray:
-    """Texts as the cells of a column of that type, or of the widest one like it."""
-    if pa.types.is_integer(kind):
-        try:
-            return read_texts(cells, pa.int64(), name, gaps)
-        except DataError:  # 1.5 among whole numbers is no mistake, but something new
-            return read_texts(cells, pa.float64(), name, gaps)
-    number = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    return read_texts(cells, pa.float64() if number else kind, name, gaps)
 
 
 def _all_whole(numbers: pa.Array) -> bool:

@@ -1,10 +1,13 @@
-"""The parts of a data set: rows drawn by a seed, or named by a column."""
+"""The parts of a data set: rows that are named by a column, held by other files, or drawn by a seed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from xorflow._math import philox_raw
 from xorflow.data.dataset import ORDER
@@ -26,42 +29,76 @@ _NAMES = {
 """How a column names parts."""
 
 
-def drawn(
-    rows: int, validation: float | int | None, test: float | int | None, seed: int
-) -> dict[str, np.ndarray]:
-    """Rows in the order of the seed: first those that test, then those that validate; the rest trains, and is not empty."""
-    counts = []
-    for name, share in (("validation", validation), ("test", test)):
+@dataclass(frozen=True)
+class Parts:
+    """Which rows do what: a column says it, other files or frames hold them, and what is then open is drawn by a seed.
+
+    Attributes:
+        validation: how many rows validate, a fraction (float) or a number (int); by default a tenth.
+        test: how many rows test, likewise.
+        held_out: other files or frames, by the name of the part that they are.
+        column: that says of each row of a table which part it is of.
+        seed: of the draw.
+    """
+
+    validation: float | int | None = None
+    test: float | int | None = None
+    held_out: Mapping[str, Any] = field(default_factory=dict)
+    column: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, share in (("validation", self.validation), ("test", self.test)):
+            if share and (name in self.held_out or self.column is not None):
+                raise DataError(
+                    f"{name}= draws rows, and which rows those are is said already: leave {name} out"
+                )
+        if self.column is not None and self.held_out:
+            raise DataError(
+                f"part= says of all rows what they are for: leave out part, or {next(iter(self.held_out))}_data"
+            )
+
+    def drawn(self, rows: int) -> dict[str, np.ndarray]:
+        """Rows in the order of the seed: first those that test, then those that validate; the rest trains, and is not empty."""
+        test, validation = (self._count(name, rows) for name in ("test", "validation"))
+        if rows < 1 + test + validation:
+            raise DataError(
+                f"the split needs {1 + test + validation} rows or more, 1 to train, {validation} to validate and {test} to "
+                f"test, got {rows}; lower validation= and test=, or bring more rows"
+            )
+        split = np.split(shuffled(rows, self.seed), [test, test + validation])
+        parts = dict(zip(("test", "validation", "train"), split, strict=True))
+        return {name: each for name, each in parts.items() if len(each)}
+
+    def _count(self, name: str, rows: int) -> int:
+        share = 0 if name in self.held_out else getattr(self, name)
         share = _SHARE if share is None else share
         if isinstance(share, bool) or not share >= 0 or (isinstance(share, float) and share >= 1):
             raise DataError(f"{name}= is a fraction in [0, 1) or a number of rows, got {share!r}")
         # A part that was asked for is never empty, however small the fraction.
-        counts.append(max(1, round(rows * share)) if isinstance(share, float) and share else int(share))
-    needed = 1 + sum(counts)
-    if rows < needed:
-        raise DataError(
-            f"the split needs {needed} rows or more, 1 to train, {counts[0]} to validate and {counts[1]} to "
-            f"test, got {rows}; lower validation= and test=, or bring more rows"
-        )
-    ends = np.cumsum(counts[::-1])
-    parts = dict(zip(("test", "validation", "train"), np.split(shuffled(rows, seed), ends), strict=True))
-    return {name: each for name, each in parts.items() if len(each)}
+        return max(1, round(rows * share)) if isinstance(share, float) and share else int(share)
+
+    def named(self, table: pa.Table) -> dict[str, np.ndarray]:
+        """The rows of each part that the column names."""
+        column = self.column
+        if column not in table.column_names:
+            raise DataError(
+                f"part= names a column, and there is no {column!r} among {', '.join(map(repr, table.column_names))}"
+            )
+        words = [str(cell).strip().lower() for cell in table[column].to_pylist()]
+        odd = next((place for place, word in enumerate(words) if word not in _NAMES), None)
+        if odd is not None:
+            raise DataError(
+                f"column {column!r} names the part of each row, one of {', '.join(_NAMES)}; one row has "
+                f"{table[column][odd].as_py()!r}: mend it"
+            )
+        parts = np.array([_NAMES[word] for word in words])
+        rows = {name: np.flatnonzero(parts == name) for name in ("train", "validation", "test")}
+        if not len(rows["train"]):
+            raise DataError(f"column {column!r} names the part of each row, and no row is to train; mend it")
+        return {name: each for name, each in rows.items() if len(each)}
 
 
 def shuffled(count: int, seed: int) -> np.ndarray:
     """A permutation of 0..count - 1 from the seed: the order of `count` raw words."""
     return np.argsort(philox_raw(seed, ORDER, count), kind="stable")
-
-
-def named(cells: Sequence[str | None], column: str) -> dict[str, np.ndarray]:
-    """The rows of each part that a column names."""
-    odd = next((cell for cell in cells if cell is None or cell.strip().lower() not in _NAMES), "")
-    if odd != "":
-        raise DataError(
-            f"column {column!r} names the part of each row, one of {', '.join(_NAMES)}; one row has {odd!r}: mend it"
-        )
-    parts = np.array([_NAMES[cell.strip().lower()] for cell in cells if cell is not None])
-    rows = {name: np.flatnonzero(parts == name) for name in ("train", "validation", "test")}
-    if not len(rows["train"]):
-        raise DataError(f"column {column!r} names the part of each row, and no row is to train; mend it")
-    return {name: each for name, each in rows.items() if len(each)}

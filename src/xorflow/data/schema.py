@@ -17,7 +17,7 @@ from xorflow.data.columns import KINDS, Column, Moment, Number, column_from_json
 from xorflow.data.columns.tally import Tally
 from xorflow.data.columns.types import is_text, restored, value_type
 from xorflow.data.delimited import SEPARATORS
-from xorflow.data.kinds import kind_of, of_type
+from xorflow.data.kinds import kind_of
 from xorflow.data.schema_file import LEFT_OUT, Wish
 from xorflow.data.tables import as_table
 from xorflow.data.texts import read_texts
@@ -164,10 +164,7 @@ class Schema:
     def _cells(self, column: Column, cells: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
         if not is_text(cells.type):
             return cells
-        gaps, kind = self.gaps.get(column.name, ()), value_type(column.type)
-        if is_text(kind) or pa.types.is_null(kind):
-            return read_texts(cells, pa.string(), column.name, gaps)
-        return of_type(cells, kind, column.name, gaps)
+        return read_texts(cells, value_type(column.type), column.name, self.gaps.get(column.name, ()))
 
     # ---- what people read ----
 

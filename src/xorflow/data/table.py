@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from xorflow.data.arrays import check_path
 from xorflow.data.dataset import Dataset, Split
 from xorflow.data.kinds import typed
-from xorflow.data.parts import drawn, named
+from xorflow.data.parts import Parts
 from xorflow.data.schema import Schema
 from xorflow.data.schema_file import LEFT_OUT, Wish
 from xorflow.data.tables import SUFFIXES, Source, is_frame, open_table
@@ -21,53 +21,39 @@ from xorflow.errors import DataError
 
 
 def table_dataset(
-    data: Any,
-    name: str,
-    *,
-    held_out: Mapping[str, Any],
-    validation: float | int | None,
-    test: float | int | None,
-    part: str | None,
-    seed: int,
-    header: bool | None,
-    wishes: Mapping[str, Wish],
-    rare: int,
+    data: Any, name: str, parts: Parts, *, header: bool | None, wishes: Mapping[str, Wish], rare: int
 ) -> Dataset:
-    """A data set of a table; `held_out` are tables of validation and test rows, other arguments are those of `load`."""
+    """A data set of a table; the arguments are those of `load`."""
     source = open_table(data, header)
     with told(source.label):
         table = typed(source.read(), wishes) if source.text else source.read()
-        rows = _rows(table, part) if part is not None else None
-    if rows is None:
-        shares = {"validation": validation, "test": test} | dict.fromkeys(held_out, 0)
-        rows = drawn(len(table), shares["validation"], shares["test"], seed)
-    if part is not None:
-        wishes = {**wishes, part: Wish(LEFT_OUT)}
-    with told(source.label):
+        if parts.column is None:
+            rows = parts.drawn(len(table))
+        else:
+            rows, wishes = parts.named(table), {**wishes, parts.column: Wish(LEFT_OUT)}
         # in the order of the file, so that what rises from row to row is seen
         training = table.take(pa.array(np.sort(rows["train"])))
         schema = Schema.fit(training, wishes, rare=rare, layout=source.layout)
-        cells = schema.cells(table)
-        states = schema.states(cells)
-        added = schema.log_density(cells, states)
-    parts = {name: (states[each], added[each]) for name, each in rows.items()}
+        states, added = _scored(schema, [table])
+    held = {name: (states[each], added[each]) for name, each in rows.items()}
     notes = [_about_header(source)] if source.text else []
-    for name_of_part, each in held_out.items():
+    for name_of_part, each in parts.held_out.items():
         other = open_rows(schema, each, header)
         notes += extra_columns(schema, other)
-        parts[name_of_part] = _read_scored(schema, other)
+        with told(other.label):
+            held[name_of_part] = _scored(schema, other.batches(schema.names))
     splits = {
         name: Split(torch.from_numpy(each), log_density=torch.from_numpy(densities))
-        for name, (each, densities) in parts.items()
+        for name, (each, densities) in held.items()
     }
     return Dataset(
         name,
-        Split(torch.from_numpy(schema.shown(parts["train"][0], seed))),  # some cells of which are hidden
+        Split(torch.from_numpy(schema.shown(held["train"][0], parts.seed))),  # some cells of which are hidden
         splits.get("validation"),
         splits.get("test"),
         schema.categories,
         schema=schema,
-        seed=seed,
+        seed=parts.seed,
         notes=tuple(notes),
     )
 
@@ -104,14 +90,13 @@ def read_rows(schema: Schema, source: Source) -> np.ndarray:
         return np.concatenate([schema.encode(batch) for batch in source.batches(schema.names)])
 
 
-def _read_scored(schema: Schema, source: Source) -> tuple[np.ndarray, np.ndarray]:
-    """The states (N, D) of all rows, and what the places of cells within them add to log p, (N,)."""
+def _scored(schema: Schema, batches: Iterable[pa.Table | pa.RecordBatch]) -> tuple[np.ndarray, np.ndarray]:
+    """The states (N, D) of rows, and what the places of cells within them add to log p, (N,)."""
     states, added = [], []
-    with told(source.label):
-        for batch in source.batches(schema.names):
-            cells = schema.cells(batch)
-            states.append(schema.states(cells))
-            added.append(schema.log_density(cells, states[-1]))
+    for batch in batches:
+        cells = schema.cells(batch)
+        states.append(schema.states(cells))
+        added.append(schema.log_density(cells, states[-1]))
     return np.concatenate(states), np.concatenate(added)
 
 
@@ -128,12 +113,3 @@ def _about_header(source: Source) -> str:
     if source.layout["header"]:
         return f"the first line of {source.label} names the columns (--no-header if it is a row)"
     return f"{source.label} has no header (--header if its first line names the columns)"
-
-
-def _rows(table: pa.Table, part: str) -> dict[str, np.ndarray]:
-    if part not in table.column_names:
-        raise DataError(
-            f"part= names a column, and there is no {part!r} among {', '.join(map(repr, table.column_names))}"
-        )
-    cells = table[part]
-    return named([None if cell is None else str(cell) for cell in cells.to_pylist()], part)

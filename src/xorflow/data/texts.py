@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 
 from xorflow.data.arrow import compute as pc
 from xorflow.data.arrow import emptied
+from xorflow.data.columns.types import is_text
 from xorflow.errors import DataError
 
 GAPS = (
@@ -83,10 +85,15 @@ def type_of_texts(cells: pa.ChunkedArray, name: str, gaps: Sequence[str] = ()) -
 def read_texts(
     cells: pa.ChunkedArray, kind: pa.DataType, name: str, gaps: Sequence[str] = ()
 ) -> pa.ChunkedArray:
-    """Texts as values of a type; what stands for a gap becomes one."""
-    if pa.types.is_string(kind):
+    """Texts as values of a type, or of the widest one like it; what stands for a gap becomes one."""
+    if is_text(kind) or pa.types.is_null(kind):
         return emptied(cells, pc.is_in(cells, pa.array(gaps, pa.string()))) if gaps else cells
     known = emptied(cells, _is_gap(cells, gaps))
+    if pa.types.is_integer(kind):
+        with suppress(pa.ArrowInvalid):
+            return pc.cast(known, pa.int64())
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        kind = pa.float64()  # 1.5 among whole numbers is no mistake, but something new
     try:
         values = pc.cast(known, kind)
     except pa.ArrowNotImplementedError:
@@ -122,4 +129,4 @@ _TYPES = (
     (_TIME + _FRACTION + "$", pa.timestamp("us"), "dates"),
     (_TIME + _FRACTION + _ZONE, pa.timestamp("us", "UTC"), "dates"),
 )
-_NAMES = {"int64": "whole numbers", "double": "numbers", "date32[day]": "dates", "bool": "true or false"}
+_NAMES = {"double": "numbers", "date32[day]": "dates", "bool": "true or false"}
