@@ -18,6 +18,7 @@ from xorflow.bases import FactorisedBase
 from xorflow.conditioners import MADE
 from xorflow.data import Dataset, Split
 from xorflow.data.checks import narrow
+from xorflow.data.columns.tally import Tally
 from xorflow.data.columns.types import is_text
 from xorflow.data.kinds import kind_of
 from xorflow.data.parts import shuffled
@@ -238,7 +239,8 @@ class FlowDensity(BaseEstimator):
             raise ConfigError(f"rare is a number of rows, at least 0; got {self.rare!r}")
         seed = _seed(self.random_state)
         train = table.take(np.sort(split["train"]))
-        schema = Schema.fit(train, self._wishes(train), rare=self.rare)
+        tallies = [Tally.of(name, train[name]) for name in train.column_names]
+        schema = Schema.learn(tallies, self._wishes(tallies), rare=self.rare)
         codes = {"train": schema.shown(schema.encode(train), seed)}
         if len(split["validation"]):
             codes["validation"] = schema.encode(table.take(np.sort(split["validation"])))
@@ -268,14 +270,13 @@ class FlowDensity(BaseEstimator):
         self.table_model_ = TableModel(schema, model.double().eval())
         self.measures_ = self.table_model_.measures
 
-    def _wishes(self, train: pa.Table) -> dict[str, Wish]:
+    def _wishes(self, tallies: Sequence[Tally]) -> dict[str, Wish]:
         """What `columns` says; a number that looks like an identifier is one of the data all the same."""
         if not isinstance(self.columns, Mapping | None):
             raise ConfigError(
                 f'columns is kinds by names, such as {{"year": "category"}}; got {self.columns!r}'
             )
-        kinds = {name: kind_of(train[name], name)[0] for name in train.column_names}
-        numbers = {name for name, kind in kinds.items() if kind is None and not is_text(train[name].type)}
+        numbers = [one.name for one in tallies if kind_of(one)[0] is None and not is_text(one.type)]
         wishes = {name: {"kind": "number"} for name in numbers}
         wishes |= {name: {"kind": kind} for name, kind in (self.columns or {}).items()}
         return read_wishes({"columns": wishes})
