@@ -17,7 +17,8 @@ from xorflow import (
     Recurrent,
 )
 from xorflow.conditioners import Conditioner, Diagonal
-from xorflow.training.registry import flow_from_spec, flow_to_spec
+from xorflow.training.registry import flow_to_spec
+from xorflow.training.spec import flow_from_spec
 
 NETWORKS = [
     MADE(6, (4,), order="random:2", categories=(2, 3, 2, 4, 2, 2), choices=2, direct=True, context=1),

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from xorflow import CheckpointError, ConfigError, DataError, FactorisedBase, LatentFlow, Layer, ModelError
 from xorflow.conditioners import BoostedTrees, Boosting, Source
-from xorflow.training.registry import flow_from_spec, flow_to_spec
+from xorflow.training.registry import flow_to_spec
+from xorflow.training.spec import flow_from_spec
 
 SIZES = (3, 2, 5, 4, 2)
 

@@ -7,7 +7,8 @@ import zoo
 from enumeration import all_states
 from xorflow import MADE, FactorisedBase, LatentFlow, ModelError
 from xorflow.conditioners import Source, Stacked
-from xorflow.training.registry import flow_from_spec, flow_to_spec
+from xorflow.training.registry import flow_to_spec
+from xorflow.training.spec import flow_from_spec
 
 
 def test_logits_are_added_by_weights_of_each_feature():

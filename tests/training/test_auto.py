@@ -14,8 +14,9 @@ from xorflow.evaluate import exact
 from xorflow.training import auto
 from xorflow.training.auto import auto_fit
 from xorflow.training.chow_liu import chow_liu
-from xorflow.training.registry import flow_from_spec, flow_to_spec
+from xorflow.training.registry import flow_to_spec
 from xorflow.training.results import independent_nll
+from xorflow.training.spec import flow_from_spec
 
 SIZES = (3, 2, 40, 2, 4)
 

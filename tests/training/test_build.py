@@ -24,10 +24,9 @@ from xorflow.training import (
     flow_to_spec,
     independent_nll,
     init_from_data,
-    registry,
 )
 from xorflow.training.build import category_frequencies, layer_orders
-from xorflow.training.registry import model_for
+from xorflow.training.spec import model_for
 
 
 @pytest.mark.parametrize(
@@ -362,7 +361,7 @@ def test_a_model_without_weights_has_no_numbers_that_none_has(value: int) -> Non
 
 
 def test_many_small_parts_are_as_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_ALWAYS", 2**20)
+    monkeypatch.setattr("xorflow.training.spec._ALWAYS", 2**20)
     spec = flow_to_spec(tiny_flow())
     assert isinstance(model_for(spec, tiny_flow().state_dict()), LatentFlow)
     with pytest.raises(CheckpointError, match="larger than its weights"):

@@ -29,7 +29,7 @@ from xorflow.errors import ConfigError
 from xorflow.training import OPTIONS, Interrupted, Observer, Options
 from xorflow.training.config import Option, read_texts
 from xorflow.training.folder import holds_several
-from xorflow.training.recipes import AUTO, RECIPES, Recipe, is_auto
+from xorflow.training.recipes import AUTO, RECIPES, Recipe
 
 _option = functools.partial(typer.Option, show_default=False)
 """Defaults are in the help; some versions of typer would add None."""
@@ -80,7 +80,7 @@ def train(
     if resume:
         kept = options.to_json() if config else {}
         _train_one(folder, lambda display: _resumed(folder, kept | given, display))
-    elif is_auto((chosen := options.replace(**given)).recipe):
+    elif (chosen := options.replace(**given)).is_auto:
         _train_auto(folder, chosen)
     else:
         _train_one(folder, lambda display: training.create_run(chosen, folder, display, model=model))

@@ -19,7 +19,6 @@ from xorflow.training.registry import (
     POSTERIORS,
     TRANSFORMS,
     Registry,
-    flow_from_spec,
     flow_to_spec,
     value_rule,
     value_text,
@@ -35,6 +34,7 @@ from xorflow.training.run import (
     save,
     untrained,
 )
+from xorflow.training.spec import flow_from_spec
 from xorflow.training.trainer import Interrupted, Observer, Trainer
 
 __all__ = [

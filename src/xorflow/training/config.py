@@ -19,6 +19,7 @@ from xorflow.training.registry import (
     BASES,
     CONDITIONERS,
     ESTIMATORS,
+    MOST,
     POSTERIORS,
     TRANSFORMS,
     Registry,
@@ -132,8 +133,6 @@ def _model(default: Any, help: str, needs: tuple[Needs, ...] = (), **more: Any) 
     return _declared("Model", default, help, needs=(*needs, DESCRIBED), **more)
 
 
-MOST = 2**31
-"""Of whatever is counted: more is a slip of the finger."""
 _COUNT, _SOME = {"at least": 0, "below": MOST}, {"at least": 1, "below": MOST}
 _SEED = {"at least": 0, "below": 2**40}  # room for the number of an epoch beside it
 _POSITIVE, _AMOUNT, _SHARE = {"greater than": 0}, {"at least": 0}, {"at least": 0, "below": 1}
@@ -342,6 +341,11 @@ class Options:
                 f"init is one of {', '.join(INITS)}, or the folder of a run, written with a slash, as in ./runs/demo; "
                 f"got {self.init!r}"
             )
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the run is of the recipe auto, a search of its own."""
+        return _AUTO.holds(self.recipe)
 
     def require_effects(self, **actual: Any) -> None:
         """Refuse an option that changes nothing beside the others, or beside what `actual` says of model and data instead."""

@@ -33,7 +33,8 @@ from xorflow.flows import LatentFlow
 from xorflow.training.build import build_data
 from xorflow.training.checkpoint import has_tensors, install, read_weights
 from xorflow.training.config import CONFIG_VERSION, Options, check_version, options_of_config
-from xorflow.training.registry import Trainable, accepted_value, flow_to_spec, model_for
+from xorflow.training.registry import Trainable, accepted_value, flow_to_spec
+from xorflow.training.spec import model_for
 
 # ---- who writes ----
 

@@ -23,7 +23,6 @@ import torch
 
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError, UserError, in_one_line
-from xorflow.training import recipes
 from xorflow.training.auto_run import begin_auto, check_auto
 from xorflow.training.build import build_data
 from xorflow.training.config import OF_DATA, Options
@@ -131,7 +130,7 @@ def run_jobs(
 
 def make_run(job: Job, dataset: Dataset | None = None) -> dict[str, Any]:
     """The result of a job's run, begun or gone on with as its folder has it; `dataset` is its data, if loaded."""
-    if recipes.is_auto(job.options.recipe) and not job.begun:
+    if job.options.is_auto and not job.begun:
         return begin_auto(job.options, job.out, dataset=dataset).make()
     if job.begun:
         trainer = resume_run(job.out, job.options.to_json(), dataset=dataset)
@@ -268,7 +267,7 @@ def _check(jobs: Sequence[Job], load: Callable[[Options], Dataset]) -> None:
             require_free(job.out)
             if kind not in checked:
                 checked.add(kind)
-                if recipes.is_auto(job.options.recipe):
+                if job.options.is_auto:
                     check_auto(job.options)
                     continue
                 check_run(job.options, load(_data_options(job.options)), model=job.model)

@@ -66,11 +66,6 @@ AUTO = Recipe(
 """The recipe for tables, which is no set of options but a search of its own."""
 
 
-def is_auto(label: str) -> bool:
-    """Whether a recipe, with or without its version, is that."""
-    return label.partition("@")[0] == AUTO.name
-
-
 def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values with the options of the recipe that they name, if they name one; their own options override the recipe's.
 
@@ -111,11 +106,12 @@ def check_alone(before: str, label: str) -> None:
 
 def check_data(label: str, data: str) -> None:
     """Refuse a recipe on data that it is not for."""
-    if is_auto(label) and data == "mnist":
+    name = label.partition("@")[0]
+    if name == AUTO.name and data == "mnist":
         raise ConfigError(
             "recipe 'auto' is for tables, and the data are mnist; leave recipe out, or give a file"
         )
-    recipe = RECIPES.get(label.partition("@")[0])
+    recipe = RECIPES.get(name)
     if recipe is not None and recipe.data != data:
         raise ConfigError(
             f"recipe {recipe.name!r} is for {recipe.data}, and the data are {data}; leave recipe out and choose options of "

@@ -50,11 +50,10 @@ from xorflow.training.registry import (
     CONDITIONERS,
     ESTIMATORS,
     Trainable,
-    flow_from_spec,
     flow_to_spec,
-    model_for,
 )
 from xorflow.training.results import require_complete, result_of, with_warning
+from xorflow.training.spec import flow_from_spec, model_for
 from xorflow.training.trainer import Observer, Trainer
 
 
@@ -133,7 +132,7 @@ def create_run(
             holds it. Layers without a weight that learns stay as they are.
         dataset: the data that the options name, if they are loaded already.
     """
-    if recipes.is_auto(options.recipe):
+    if options.is_auto:
         raise ConfigError("a run of the recipe auto is made at once: begin_auto(options, out).make()")
     resolve_device(options.device)  # before data are loaded
     estimator = build_estimator(options.estimator)
