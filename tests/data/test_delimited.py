@@ -55,6 +55,10 @@ def test_what_a_file_says(write: Write, name: str, text: str, expected: dict[str
         ("1,x\n2,y\n", False),
         ("vhigh,low,vhigh\nlow,low,vhigh\nlow,vhigh,low\n", False),
         ("a,b\nx,y\n", True),
+        ("land,1960,1961,1962\nAruba,4.8,4.6,4.5\nChad,6.2,6.3,6.3\n", True),  # years
+        (",0,1,2\n0,0.1,0.2,0.3\n1,0.2,0.5,0.9\n", True),  # what a frame calls columns that have no names
+        ("x,1,2,3\ny,1,0,2\n", False),
+        ("x,1960,1961,1970\ny,1,0,2\n", False),
     ],
 )
 def test_whether_there_is_a_header(write: Write, text: str, header: bool) -> None:
@@ -62,6 +66,13 @@ def test_whether_there_is_a_header(write: Write, text: str, header: bool) -> Non
     assert Delimited(path).has_header is header
     assert open_table(path, header=False).read().num_rows == text.count("\n")
     assert Delimited(path, expected=("farm",)).has_header is text.startswith("pet")
+
+
+def test_dates_may_have_slashes(write: Write) -> None:
+    path = write("x.csv", "d,t\n2020/01/31,2012/01/01 00:00\n2021/02/01,2012/01/01 01:30\n")
+    table = cells(path)
+    assert table["d"][0].isoformat() == "2020-01-31"
+    assert table["t"][1].isoformat() == "2012-01-01T01:30:00"
 
 
 def test_dates_and_times(write: Write) -> None:
@@ -98,6 +109,7 @@ def test_a_late_block_has_its_say(tmp_path: Path) -> None:
         (b"a,a\n1,2\n", "uses 'a' twice; rename them, or say --no-header"),
         (b",".join([b"1"] * 100_000), "at most 10,000 columns, and .* has 100,000"),
         (b"a\n" + b"x" * 2**23, "has more; a quote may not be closed"),
+        (b"a b c\n1 x 2\n3  y 4\n", "seem to be by blanks; write commas instead"),
     ],
 )
 def test_what_is_no_table(tmp_path: Path, content: bytes, words: str) -> None:

@@ -57,6 +57,33 @@ def test_kinds_follow_from_values() -> None:
     }  # fmt: skip
 
 
+def test_what_is_left_out_and_why() -> None:
+    chance = random.Random(0)
+    rows = pa.table(
+        {
+            "place": list(range(60)),
+            "sorted": sorted(chance.sample(range(10**6), 60)),
+            "orderID": chance.sample(range(10**6), 60),
+            "when": [f"{n % 28 + 1}.{n % 12 + 1}.{1900 + n}" for n in range(60)],
+        }
+    )
+    schema = Schema.fit(rows)
+    assert [(column.name, column.kind) for column in schema.columns] == [("sorted", "number")]
+    assert schema.left_out == {
+        "place": "an identifier: its numbers are all different, and in order from row to row",
+        "orderID": "an identifier: its numbers are all different, and it is named so",
+        "when": "dates are read as 2020-01-31 or 2020/01/31: rewrite them",
+    }
+
+
+def test_values_are_shown_as_training_rows_have_them() -> None:
+    days = [datetime.date(2000, 1, 1) + datetime.timedelta(3 * n) for n in range(40)]
+    numbers = [n / 10 for n in range(17, 57)]
+    schema = Schema.fit(pa.table({"day": days, "number": numbers, "zeros": [0.0] * 20 + numbers[:20]}))
+    shown = {name: values for name, _, values, _, _ in schema.rows()}
+    assert shown == {"day": "2000-01-01 to 2000-04-27", "number": "1.7 to 5.6", "zeros": "0 to 3.6"}
+
+
 def test_cells_go_in_and_come_out() -> None:
     rows = table()
     schema = Schema.fit(rows)

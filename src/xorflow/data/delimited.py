@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,13 @@ class Delimited:
         """What stands between cells: of those that split all of the first lines alike, the one that makes most cells."""
         if self.path.suffix.lower() == ".tsv":
             return "\t"
-        return max(SEPARATORS, key=lambda separator: _width(self._first_lines, separator))
+        separator = max(SEPARATORS, key=lambda separator: _width(self._first_lines, separator))
+        if _width(self._first_lines, separator) == 1 and _has_blanks_between(self._first_lines):
+            raise DataError(
+                f"cells are separated by commas, semicolons, tabs or bars, and those of {self.path} seem to be by "
+                "blanks; write commas instead"
+            )
+        return separator
 
     @cached_property
     def has_header(self) -> bool:
@@ -148,7 +155,8 @@ def names_columns(block: pa.RecordBatch) -> bool:
     """Whether the first row of cells names the columns.
 
     It does if none of its cells is a number and, besides, some column has nothing but numbers below it, or no cell occurs again
-    in its column, or all cells are different and some does not.
+    in its column, or all cells are different and some does not. It does, too, if no cell occurs again in its
+    column and the numbers among its cells are three or more, in equal steps, as years are.
 
     >>> rows = pa.table({"f0": ["pet", "cat", "ox", "pet"], "f1": ["farm", "no", "yes", "no"]})
     >>> names_columns(rows.to_batches()[0])
@@ -156,14 +164,16 @@ def names_columns(block: pa.RecordBatch) -> bool:
     """
     first = [column[0].as_py() for column in block.columns]
     named = [cell for cell in first if cell is not None]
-    if not named or any(map(is_number, named)):
-        return False
     below = [column.slice(1) for column in block.columns]
-    if any(len(cells) > cells.null_count and _all_numbers(cells) for cells in below):
-        return True
     again = [
         bool(pc.any(pc.equal(cells, cell)).as_py()) for cell, cells in zip(first, below, strict=True) if cell
     ]
+    numbers = [float(cell) for cell in named if is_number(cell)]
+    if not named or numbers:
+        steps = {right - left for left, right in pairwise(numbers)}
+        return len(numbers) > 2 and len(steps) == 1 and max(steps) > 0 and not any(again)
+    if any(len(cells) > cells.null_count and _all_numbers(cells) for cells in below):
+        return True
     return not any(again) or (len({*named}) == len(named) and not all(again))
 
 
@@ -178,6 +188,13 @@ def _width(lines: Sequence[str], separator: str) -> int:
     except csv.Error:
         return 1
     return widths.pop() if len(widths) == 1 else 1
+
+
+def _has_blanks_between(lines: Sequence[str]) -> bool:
+    """Whether all lines have as many words as the first, and below it some of them are numbers in all lines."""
+    words = [line.split() for line in lines]
+    same = len({*map(len, words)}) == 1 and len(words) > 1 and len(words[0]) > 1
+    return same and any(all(map(is_number, column)) for column in zip(*words[1:], strict=True))
 
 
 def _trimmed(cells: pa.Array) -> pa.Array:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
+from xorflow.data.arrow import compute as pc
 from xorflow.data.columns import Boolean, Category, Column, Constant, Integer, Moment, Number
 from xorflow.data.columns.tally import Tally
 from xorflow.data.columns.types import is_nested, is_text, value_type
@@ -18,6 +19,10 @@ _FEW_ROWS = 20
 """Of so few rows nobody can say that values never recur."""
 
 _MOST_TEXTS = 10_000
+_MOST_STEP = 10
+"""An index rises by so much on average, at most; what rises faster was sorted."""
+
+_OTHER_DATE = r"^([0-9]{1,2}[/.-][0-9]{1,2}[/.-][0-9]{2,4}|[A-Z][a-z]{2} [0-9]{1,2},? [0-9]{4})( |$)"
 _OF_FRAMES = re.compile(r"__index_level_\d+__")
 _NAMED_SO = re.compile(r"(^|_| )(id|uuid|guid|index|key)$|[a-z]Id$|ID$")
 
@@ -35,18 +40,26 @@ def kind_of(tally: Tally) -> tuple[type[Column] | None, str]:
     if pa.types.is_boolean(kind):
         return Boolean, ""
     if is_text(kind):
-        if different:
-            return None, "an identifier: its texts are all different"
-        if rows > _FEW_ROWS and (2 * distinct > rows or distinct > _MOST_TEXTS):
-            return None, f"free text: {distinct:,} different texts in {rows:,} rows"
-        return Category, ""
+        return _kind_of_texts(tally.values, rows, different)
     if pa.types.is_temporal(value_type(tally.type)):
         return Moment, ""
     whole = pa.types.is_integer(kind) or _all_whole(tally.values)
-    if whole and different and (_NAMED_SO.search(tally.name) or tally.one_way):
-        return None, "an identifier: its numbers are all different, and rise from row to row or are named so"
+    if whole and different and _NAMED_SO.search(tally.name):
+        return None, "an identifier: its numbers are all different, and it is named so"
+    if whole and different and tally.one_way and _span(tally.values) <= _MOST_STEP * rows:
+        return None, "an identifier: its numbers are all different, and in order from row to row"
     few = (distinct <= 10 and distinct < rows) or (distinct <= 64 and 5 * distinct <= rows)
     return (Integer, "") if whole and few else (Number, "")
+
+
+def _kind_of_texts(texts: pa.Array, rows: int, different: bool) -> tuple[type[Column] | None, str]:
+    if rows <= _FEW_ROWS or (2 * len(texts) <= rows and len(texts) <= _MOST_TEXTS):
+        return Category, ""
+    if pc.all(pc.match_substring_regex(texts, _OTHER_DATE)).as_py():
+        return None, "dates are read as 2020-01-31 or 2020/01/31: rewrite them"
+    if different:
+        return None, "an identifier: its texts are all different"
+    return None, f"free text: {len(texts):,} different texts in {rows:,} rows"
 
 
 def typed(table: pa.Table, wishes: Mapping[str, Wish] | None = None) -> pa.Table:
@@ -58,6 +71,11 @@ def typed(table: pa.Table, wishes: Mapping[str, Wish] | None = None) -> pa.Table
         kind = pa.bool_() if wish.kind == Boolean.kind else type_of_texts(table[name], name, wish.gaps)
         cells[name] = read_texts(table[name], pa.string() if texts else kind, name, wish.gaps)
     return pa.table(cells)
+
+
+def _span(numbers: pa.Array) -> float:
+    """From the least to the largest of sorted numbers."""
+    return float(numbers[-1].as_py()) - float(numbers[0].as_py())
 
 
 def _all_whole(numbers: pa.Array) -> bool:

@@ -248,8 +248,7 @@ def _row(column: Column) -> tuple[str, str, str, str, str]:
 
 def _values(column: Column) -> str:
     if isinstance(column, Number):
-        ends = [*column.atoms[:1], *column.bins.edges[:1]], [*column.atoms[-1:], *column.bins.edges[-1:]]
-        low, high = min(ends[0]), max(ends[1])
+        low, high = column.ends
         if isinstance(column, Moment):
             ticks = np.rint(np.array([low, high]) * column.tick).astype(np.int64)
             return " to ".join(map(str, restored(pa.array(ticks), column.type).to_pylist()))

@@ -25,7 +25,8 @@ def table_dataset(
 ) -> Dataset:
     """A data set of a table; the arguments are those of `load`."""
     source = open_table(data, header)
-    with told(source.label):
+    label = source.label if source.layout.get("header", True) else _about_header(source)
+    with told(label):
         table = typed(source.read(), wishes) if source.text else source.read()
         if parts.column is None:
             rows = parts.drawn(len(table))

@@ -37,8 +37,8 @@ GAPS = (
 
 _INTEGER = r"^-?(0|[1-9][0-9]{0,17})$"
 NUMBER = r"^-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-_DATE = r"^[0-9]{4}-[01][0-9]-[0-3][0-9]$"
-_TIME = r"^[0-9]{4}-[01][0-9]-[0-3][0-9][ T][0-2][0-9]:[0-5][0-9](:[0-5][0-9])?"
+_DATE = r"^[0-9]{4}[-/][01][0-9][-/][0-3][0-9]$"
+_TIME = r"^[0-9]{4}[-/][01][0-9][-/][0-3][0-9][ T][0-2][0-9]:[0-5][0-9](:[0-5][0-9])?"
 _FRACTION = r"(\.[0-9]{1,6})?"
 _ZONE = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
 
@@ -94,6 +94,8 @@ def read_texts(
             return pc.cast(known, pa.int64())
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         kind = pa.float64()  # 1.5 among whole numbers is no mistake, but something new
+    if pa.types.is_temporal(kind):
+        known = pc.replace_substring(known, "/", "-")
     try:
         values = pc.cast(known, kind)
     except pa.ArrowNotImplementedError:

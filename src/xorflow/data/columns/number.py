@@ -81,6 +81,12 @@ class Number(Column):
         return len(self.atoms) + len(self.bins)
 
     @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the largest number of training rows; edges of bins lie beside numbers that are multiples."""
+        low, high = self.bins.edges[0] + self.lattice / 2, self.bins.edges[-1] - self.lattice / 2
+        return min([low, *self.atoms[:1]]), max([high, *self.atoms[-1:]])
+
+    @property
     def unit(self) -> str:
         return "unit"
 
