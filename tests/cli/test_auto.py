@@ -8,7 +8,8 @@ import torch
 import xorflow as xf
 from command_line import Command
 from tiny_runs import people_file, read
-from xorflow.training import open_run
+from xorflow.training import auto_run, open_run
+from xorflow.training.chow_liu import chow_liu
 
 
 @pytest.fixture
@@ -41,6 +42,62 @@ def test_a_run_shows_and_keeps_what_it_reached(xorflow: Command, people: Path, t
         names = {"RUN": tmp_path / "run", "NEW": tmp_path / "new.csv", "DATA": people}
         assert xorflow(*(names.get(word, word) for word in command.split())).code == 0
     assert xorflow("train", "--out", tmp_path / "run", "--resume").code == 0
+
+
+def test_all_its_likelihoods_are_densities_where_a_column_has_one(
+    xorflow: Command, people: Path, tmp_path: Path
+) -> None:
+    heights = torch.randn(400, generator=torch.Generator().manual_seed(0)).mul(9).add(170).tolist()
+    header, *rows = people.read_text().splitlines()
+    lines = [f"{header},height", *(f"{row},{height:.4f}" for row, height in zip(rows, heights, strict=True))]
+    people.write_text("\n".join(lines) + "\n")
+    assert train(xorflow, people, tmp_path / "run").code == 0
+    result, run = read(tmp_path / "run/result.json"), open_run(tmp_path / "run")
+    data = run.data()
+    assert data.test.log_density is not None
+    tree = chow_liu(data.train.values, data.categories)
+    tree_nll = -float((tree.log_prob(data.test.values) + data.test.log_density).mean())
+    assert result["chow_liu_nll"] == pytest.approx(tree_nll)
+    floor = float(run.flow.floor()) - float(data.test.log_density.mean())
+    assert result["test"]["floor"] == pytest.approx(floor)
+    nll = xf.evaluate.exact(run.flow, data.validation).nll
+    assert result["auto"]["validation_nll"] == pytest.approx(nll, abs=1e-3)
+
+
+def test_a_model_that_cannot_be_evaluated_is_kept(
+    xorflow: Command, people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scarce(*arguments: object) -> None:
+        raise MemoryError
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(auto_run, "columns", scarce)
+        said = train(xorflow, people, run)
+    assert said.code == 2
+    assert (
+        "its weights are kept, but its likelihood on validation and test data could not be computed"
+        in said.err
+    )
+    assert xorflow("train", "--out", run, "--resume").code == 2
+    assert xorflow("evaluate", run).code == 0
+    assert train(xorflow, people, tmp_path / "whole").code == 0
+    completed, whole = (read(tmp_path / f"{name}/result.json") for name in ("run", "whole"))
+    assert completed["test"]["nll"] == whole["test"]["nll"]
+    assert xorflow("train", "--out", run, "--resume").code == 0
+
+
+def test_a_run_that_is_stopped_while_it_is_evaluated_says_that_its_model_is_kept(
+    xorflow: Command, people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(auto_run, "columns", stopped)
+    said = train(xorflow, people, tmp_path / "run")
+    assert said.code == 130
+    assert f"the model is kept: xorflow evaluate {tmp_path / 'run'}" in said.err
+    assert xorflow("evaluate", tmp_path / "run").code == 0
 
 
 def test_its_configuration_makes_the_same_model(xorflow: Command, people: Path, tmp_path: Path) -> None:

@@ -158,9 +158,13 @@ def _train_auto(folder: Path, options: Options) -> None:
     try:
         result = run.make()
     except (Interrupted, KeyboardInterrupt):
-        typer.echo(
-            "stopped; nothing is kept of a run of the recipe auto: give the same command again", err=True
+        kept = os.path.exists(folder / "config.json")
+        said = (
+            f"the model is kept: xorflow evaluate {folder}"
+            if kept
+            else "nothing is kept; give the same command again"
         )
+        typer.echo(f"stopped; of a run of the recipe auto {said}", err=True)
         raise typer.Exit(130) from None
     samples = write_samples(folder, count=100, seed=0)
     show_auto(Console(), folder, result, samples)

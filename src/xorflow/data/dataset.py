@@ -82,6 +82,11 @@ class Split:
     def device(self) -> torch.device:
         return self.values.device
 
+    @property
+    def mean_log_density(self) -> float:
+        """What the places of cells within their states add to the mean log p, the same for all models; 0 of masses."""
+        return 0.0 if self.log_density is None else float(self.log_density.mean())
+
     @cached_property  # a list of runs on the same data asks again and again
     def sha256(self) -> str | None:
         """SHA-256 of the values, row by row, little-endian; None where each access draws anew."""

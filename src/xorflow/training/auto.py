@@ -167,7 +167,7 @@ class _Search:
         self.kinds += [PLAIN, DROPOUT] if rows < _FEW_ROWS * columns else [PLAIN]
         self.units: list[_Unit] = []
         self.reasons: list[str] = [] if available() else ["no boosted trees: pip install 'xorflow[trees]'"]
-        self.weighing = _Weighing(self.validation.values, dataset.categories, Boosting().most)
+        self.weighing = _Weighing(self.validation, dataset.categories, Boosting().most)
 
     def run(self, seconds: float, orderings: int | None) -> Auto:
         began = time.monotonic()
@@ -267,7 +267,7 @@ class _Search:
             if not others:
                 break
             without = self.weighing.fit([[other.logits for other in others]]).nll
-            if without - together < _WORTH * together:
+            if without - together < _WORTH * (together + self.weighing.log_density):
                 self.reasons.append(f"no {unit.kind}: {without:.5g} nats without, {together:.5g} with")
                 kept = others
         self.kinds = [unit.kind for unit in kept]
@@ -332,16 +332,16 @@ class _Weighing:
     Columns without trees, which have too many values, have weights of their own.
 
     Args:
-        x: rows (N, D).
+        rows: whose likelihood is meant.
         categories: K_d.
         most: the most values of a column that has trees.
     """
 
-    def __init__(self, x: Tensor, categories: Sequence[int], most: int) -> None:
-        self.x = x
-        self.layout = Layout(Alphabet(categories)).to(x.device)
-        self.wide = torch.tensor([int(size > most) for size in categories], device=x.device)
-        self.owners = self.layout.alphabet.logit_features.to(x.device)
+    def __init__(self, rows: Split, categories: Sequence[int], most: int) -> None:
+        self.x, self.log_density = rows.values, rows.mean_log_density
+        self.layout = Layout(Alphabet(categories)).to(rows.device)
+        self.wide = torch.tensor([int(size > most) for size in categories], device=rows.device)
+        self.owners = self.layout.alphabet.logit_features.to(rows.device)
 
     def _log_p(self, logits: Tensor) -> Tensor:
         return Choices(logits, self.layout).log_prob(self.x).double().sum(-1)
@@ -354,7 +354,8 @@ class _Weighing:
             for weight, of_kind in zip(weights[1:], of_ordering[1:], strict=True):
                 total = torch.addcmul(total, weight, of_kind)
             each.append(self._log_p(total))
-        return -torch.logsumexp(torch.stack(each) + torch.log_softmax(mixture, 0)[:, None], 0).mean()
+        log_p = torch.logsumexp(torch.stack(each) + torch.log_softmax(mixture, 0)[:, None], 0)
+        return -log_p.mean() - self.log_density
 
     @torch.no_grad()
     def nll(self, logits: Sequence[Sequence[Tensor]]) -> float:

@@ -14,16 +14,16 @@ from xorflow import evaluate
 from xorflow._devices import out_of_memory_as_error, resolve_device
 from xorflow._files import write_json
 from xorflow.data import Dataset, Split
-from xorflow.errors import ConfigError
+from xorflow.errors import ConfigError, UserError
 from xorflow.flows import LatentFlow, Mixture
 from xorflow.training.auto import Auto, auto_fit
 from xorflow.training.build import build_data, category_frequencies
 from xorflow.training.checkpoint import save_tensors
 from xorflow.training.chow_liu import chow_liu
 from xorflow.training.config import OPTIONS, Options
-from xorflow.training.folder import new_folder, require_free, write_config
+from xorflow.training.folder import INCOMPLETE, new_folder, require_free, write_config
 from xorflow.training.registry import Trainable, value_text
-from xorflow.training.results import independent_nll, require_finite
+from xorflow.training.results import independent_nll, require_complete, require_finite
 
 _GIVEN = ("recipe", "minutes", "orderings")
 
@@ -45,7 +45,11 @@ class AutoRun:
     observer: Callable[[Mapping[str, Any]], None] | None = None
 
     def make(self) -> dict[str, Any]:
-        """Make the model and all files of the run; what its `result.json` holds."""
+        """Make the model and all files of the run; what its `result.json` holds.
+
+        Raises:
+            EvaluationError: if the model is made, and is kept, but some of its likelihoods could not be computed.
+        """
         with new_folder(self.run_folder, resumes=False):
             began = time.monotonic()
             data = self.dataset.to(resolve_device(self.options.device))
@@ -57,13 +61,21 @@ class AutoRun:
                     seed=self.options.seed,
                     observer=self.observer,
                 )
-                result = _result(searched, data, self.options, began)
             # with the number of orderings that were made, a run from this configuration makes the same model
             options = self.options.replace(orderings=searched.record["orderings"])
             save_tensors(self.run_folder, "weights", searched.model.state_dict())
+            result = _unevaluated(searched, data, options)
             write_json(self.run_folder / "result.json", result)
             write_config(self.run_folder, options, searched.model, self.dataset)
-        return result
+            try:
+                with out_of_memory_as_error("use xorflow evaluate with --device cpu"):
+                    result |= _figures(searched.model, data)
+                    del result[INCOMPLETE]
+            except UserError as error:
+                result[INCOMPLETE] = dict.fromkeys(result[INCOMPLETE], str(error))
+            result["seconds"] = round(time.monotonic() - began, 3)
+            write_json(self.run_folder / "result.json", result)
+        return require_complete(result, self.run_folder)
 
 
 def begin_auto(
@@ -94,30 +106,42 @@ def check_auto(options: Options) -> None:
             )
 
 
-def _result(searched: Auto, dataset: Dataset, options: Options, began: float) -> dict[str, Any]:
-    parts = {name: split for name, split in dataset.parts.items() if name != "train"}
-    figures = {name: _figures(searched.model, split, name) for name, split in parts.items()}
-    held_out = dataset.test or dataset.validation
-    assert held_out is not None
-    tree = chow_liu(dataset.train.values, dataset.categories)
+def _unevaluated(searched: Auto, dataset: Dataset, options: Options) -> dict[str, Any]:
+    """What is known of a model before its likelihoods are: should the process end here, `xorflow evaluate` completes it."""
     return {
-        **figures,
-        "independent_nll": independent_nll(dataset, held_out),
-        "chow_liu_nll": None if tree is None else -float(tree.log_prob(held_out.values).mean()),
-        "columns": columns(searched.model, dataset, held_out),
+        INCOMPLETE: {name: "the process ended before" for name in dataset.parts if name != "train"},
+        "independent_nll": independent_nll(dataset, _held_out(dataset)),
+        "chow_liu_nll": None,
+        "columns": [],
         "seed": options.seed,
         "epochs": max(unit.get("epochs", 0) for unit in searched.record["units"]),
         "parameters": sum(p.numel() for p in searched.model.parameters() if p.requires_grad),
-        "seconds": round(time.monotonic() - began, 3),
+        "seconds": searched.record["seconds"],
         "device": str(searched.model.device),
         "data": dataset.describe(),
         "auto": searched.record,
     }
 
 
-def _figures(model: Trainable, split: Split, name: str) -> dict[str, Any]:
-    log_p = require_finite(evaluate.exact(model, split), f"the {name} part")
-    return log_p.summary() | {"floor": float(model.floor())}
+def _held_out(dataset: Dataset) -> Split:
+    held_out = dataset.test or dataset.validation
+    assert held_out is not None
+    return held_out
+
+
+def _figures(model: Trainable, dataset: Dataset) -> dict[str, Any]:
+    """Exact likelihoods of the parts that are held out; of the first of them by column, too, and that of a Chow-Liu tree."""
+    figures: dict[str, Any] = {}
+    for name, split in dataset.parts.items():
+        if name != "train":
+            log_p = require_finite(evaluate.exact(model, split), f"the {name} part")
+            figures[name] = log_p.summary() | {"floor": float(model.floor()) - split.mean_log_density}
+    held_out = _held_out(dataset)
+    figures["columns"] = columns(model, dataset, held_out)
+    tree = chow_liu(dataset.train.values, dataset.categories)
+    if tree is not None:
+        figures["chow_liu_nll"] = -float(tree.log_prob(held_out.values).mean()) - held_out.mean_log_density
+    return figures
 
 
 @torch.no_grad()

@@ -196,7 +196,7 @@ def _report_split(
         "greedy_stderr": greedy.summary()["stderr"],
         "refit_nll": refitted_likelihood.nll,
         "refit_stderr": refitted_likelihood.summary()["stderr"],
-        "floor": float(flow.floor()) - _mean_log_density(split),
+        "floor": float(flow.floor()) - split.mean_log_density,
         "layers": [dataclasses.asdict(use) for use in uses],
     }
     if isinstance(flow, LatentFlow) and flow.has_posterior:
@@ -226,9 +226,4 @@ def independent_nll(dataset: Dataset, split: Split) -> float:
     frequencies = category_frequencies(dataset.train, dataset.categories)
     counts = category_counts(split.values, dataset.categories)
     expected = sum(float((p.log() * n).sum()) for p, n in zip(frequencies, counts, strict=True))
-    return -expected / len(split) - _mean_log_density(split)
-
-
-def _mean_log_density(split: Split) -> float:
-    """What the places of cells within their states add to log p, which is the same for all models."""
-    return 0.0 if split.log_density is None else float(split.log_density.mean())
+    return -expected / len(split) - split.mean_log_density
