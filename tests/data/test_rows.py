@@ -33,9 +33,7 @@ def test_what_is_written_can_be_read(tmp_path: Path, name: str) -> None:
 
 def test_csv_is_decoded(tmp_path: Path) -> None:
     write_rows(tmp_path / "x.csv", CODES.numpy(), SCHEMA)
-    assert (tmp_path / "x.csv").read_bytes() == b"colour,size\nred,10\nblue,1\nred,2\n".replace(
-        b"red", b'"red"'
-    ).replace(b"blue", b'"blue"')
+    assert (tmp_path / "x.csv").read_bytes() == b"colour,size\nred,10\nblue,1\nred,2\n"
 
 
 def test_npy_holds_codes_in_the_smallest_type(tmp_path: Path) -> None:

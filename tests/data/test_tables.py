@@ -45,12 +45,22 @@ def test_text_keeps_the_texts(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".data"])
-@pytest.mark.parametrize("cells", [["x", None, None, "y"], [1, None]])
+@pytest.mark.parametrize("cells", [["x", None, None, "y"], [1, None], [None, "x", None]])
 def test_a_gap_in_the_only_column_is_a_row(tmp_path: Path, suffix: str, cells: list[object]) -> None:
     path = tmp_path / f"x{suffix}"
     write_table(path, pa.table({"a": cells}), {})
     read = open_table(path, header=suffix != ".data").read()
     assert read.columns[0].to_pylist() == [None if cell is None else str(cell) for cell in cells]
+
+
+def test_only_what_needs_quotes_has_them(tmp_path: Path) -> None:
+    table = pa.table({"a;b": ["x", "y z", None], "c": [1, 2, 3]})
+    write_table(tmp_path / "x.csv", table, {})
+    assert (tmp_path / "x.csv").read_text() == "a;b,c\nx,1\ny z,2\n,3\n"
+    write_table(tmp_path / "x.csv", table, {"separator": ";"})
+    assert (tmp_path / "x.csv").read_text() == '"a;b";"c"\nx;1\ny z;2\n;3\n'
+    write_table(tmp_path / "x.csv", pa.table({"a": ["x", "1,5"]}), {})
+    assert (tmp_path / "x.csv").read_text() == 'a\n"x"\n"1,5"\n'
 
 
 def test_many_batches_are_one_table(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Frames of pandas, polars and others come through the Arrow C stream, and none of
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -206,20 +207,27 @@ def _quoted(cells: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     return pc.if_else(formulas, pc.binary_join_element_wise("'", texts, ""), texts)
 
 
+def _options(table: pa.Table, separator: str, header: bool) -> pacsv.WriteOptions:
+    """How text is written; left to itself, pyarrow quotes all texts and names, whether there is need or not."""
+    special = f'["\r\n{re.escape(separator)}]'
+    cells = [column.cast(pa.string()) for column in table.columns if is_text(value_type(column.type))]
+    names, texts = (
+        "needed" if any(pc.any(pc.match_substring_regex(part, special)).as_py() for part in parts) else "none"
+        for parts in ([pa.array(table.column_names)], cells)
+    )
+    return pacsv.WriteOptions(
+        include_header=header, delimiter=separator, quoting_style=texts, quoting_header=names
+    )
+
+
 def write_table(path: Path, table: pa.Table, layout: Mapping[str, Any]) -> None:
     """Write a table, whole or not at all, in the format that the file's suffix says; text as `layout` has it."""
     suffix = path.suffix.lower()
     buffer = io.BytesIO()
     if suffix in delimited.SUFFIXES:
-        if table.num_columns == 1:  # a gap alone would be a blank line, which is no row
-            table = pa.table([pc.fill_null(table[0].cast(pa.string()), "")], names=table.column_names)
         separator = layout.get("separator", ",") if suffix != ".tsv" else "\t"
         header = layout.get("header", suffix != ".data")
-        plain = not any(mark in name for name in table.column_names for mark in (separator, '"', "\n", "\r"))
-        if header and plain:  # pyarrow quotes all names, whether there is need or not
-            buffer.write((separator.join(table.column_names) + "\n").encode())
-        options = pacsv.WriteOptions(include_header=header and not plain, delimiter=separator)
-        pacsv.write_csv(table, buffer, options)
+        pacsv.write_csv(table, buffer, _options(table, separator, header))
     elif suffix == ".parquet":
         pq.write_table(table, buffer)
     elif suffix in (".feather", ".arrow"):
