@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.text import Text
 from research.budgets import find_budget
 from research.display import Display, Planned
 from research.experiment import Experiment, Request
+from research.results import Record
 from research.rows import chosen
 from research.runner import Runner
 from research.tables import terminal_table
@@ -63,7 +64,7 @@ def command_of(experiment: Experiment) -> Callable[..., None]:
     return command
 
 
-def show(experiment: Experiment, table: dict[str, Any], console: Console) -> None:
+def show(experiment: Experiment, table: Record, console: Console) -> None:
     """The essence of a table: for each row its likelihoods."""
     if table["rows"]:
         console.print(table["description"], style="bold")

@@ -44,7 +44,7 @@ class Display(Progress):
     """
 
     def __init__(self, console: Console, planned: Sequence[Planned]) -> None:
-        self._planned = planned
+        self._planned, self._said = planned, time.monotonic()
         self._done: set[str] = set()
         last = Column(no_wrap=True, overflow="ellipsis", max_width=40)
         super().__init__(
@@ -61,12 +61,10 @@ class Display(Progress):
             refresh_per_second=2,
             speed_estimate_period=_SPEED_SECONDS,
         )
-        self._total = sum(work.cost for work in planned)
-        self._bar = self.add_task(self._count(), total=max(self._total, 1.0), news="")
+        total = sum(work.cost for work in planned)
+        self._bar = self.add_task(self._count(), total=max(total, 1.0), news="")
         # the speed is counted from the first change on: from here, with what was done before left out
-        self._before, self._began = self.cost_done(), time.monotonic()
-        self._said = self._began
-        self.update(self._bar, completed=self._before + 1e-9)
+        self.update(self._bar, completed=self.cost_done() + 1e-9)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         if self.tasks:
@@ -80,11 +78,14 @@ class Display(Progress):
     def on_done(self, name: str, how: str = "done") -> None:
         """Something that was planned has come to its end."""
         self._done.add(name)
-        self.update(self._bar, description=self._count(), news=f"{name} {how}")
+        news = f"{name} {how}"
+        self.update(self._bar, completed=self.cost_done(), description=self._count(), news=news)
         if self.disable and time.monotonic() - self._said >= _LINE_SECONDS:
-            self._said = time.monotonic()
-            line = f"{self._count()}: {name} {how}{self._left()}"
-            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._said, seconds = time.monotonic(), self.tasks[self._bar].time_remaining
+            left = f", about {timedelta(seconds=seconds)} left" if seconds else ""
+            self.console.print(
+                f"{self._count()}: {news}{left}", highlight=False, markup=False, soft_wrap=True
+            )
 
     def on_stop(self) -> None:
         self.update(self._bar, news="stopping and saving")
@@ -98,23 +99,10 @@ class Display(Progress):
     def _count(self) -> str:
         return f"{len(self._done)} of {len(self._planned)}"
 
-    def _left(self) -> str:
-        """How long it still takes, from what was done since this display began."""
-        progress = self.cost_done()
-        done = progress - self._before
-        if done <= 0 or progress >= self._total:
-            return ""
-        seconds = round((self._total - progress) / done * (time.monotonic() - self._began))
-        return f", about {timedelta(seconds=seconds)} left"
-
 
 def _share_done(work: Planned) -> float:
     """How much of a run is done; its evaluation counts as one epoch."""
-    if (work.place / "result.json").exists():
-        epochs = work.epochs
-    else:
-        try:
-            epochs = read_metrics(work.place / "metrics.jsonl")[-1]["epoch"]
-        except (OSError, IndexError):
-            epochs = 0
-    return epochs / (work.epochs + 1)
+    try:
+        return read_metrics(work.place / "metrics.jsonl")[-1]["epoch"] / (work.epochs + 1)
+    except (OSError, IndexError):
+        return 0.0

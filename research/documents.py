@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from research import option_tables
 from research.debd.table import debd_table
@@ -17,7 +16,7 @@ from research.depth.table import part_table
 from research.estimators.training_table import objective_table
 from research.paper import table as paper
 from research.paper.published import PAPER_TABLE
-from research.results import parsed, write_bytes
+from research.results import Record, parsed, write_bytes
 from research.strong.table import strong_tables
 from research.tables import markdown_table
 from xorflow import DataError
@@ -26,7 +25,7 @@ Block = Callable[[Path], str]
 """From the folder of results to the Markdown of a block."""
 
 
-def _of(file: str, make: Callable[[dict[str, Any]], str]) -> Block:
+def _of(file: str, make: Callable[[Record], str]) -> Block:
     """A block that is made from one file of the results."""
     return lambda folder: make(parsed(folder / file))
 
@@ -59,12 +58,12 @@ def reached_block(folder: Path) -> str:
     return markdown_table("model | >NLL, nats | kind | from", map(_reached, rows))
 
 
-def _reached(row: dict[str, Any]) -> list[str]:
+def _reached(row: Record) -> list[str]:
     error = f" ± {row['stderr']:.2f}" if row.get("stderr") is not None else ""
     return [row["model"], f"{row['nll']:.2f}{error}", row["kind"], row["source"]]
 
 
-def data_table(demo: dict[str, Any]) -> str:
+def data_table(demo: Record) -> str:
     """The sizes of bundled MNIST's parts, and SHA-256 of the draws that evaluate."""
     digests = {part: f"`{digest}`" for part, digest in demo["data"]["sha256"].items()}
     return markdown_table(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from research import results
 from research.budgets import BUDGETS, Budget, Phase
+from research.results import Record
 from research.rows import ComputedRow, Row, TrainedRow
 from xorflow import LatentFlow, Mixture
 from xorflow.data import Dataset, Split
@@ -33,7 +34,7 @@ class Trained:
     flow: LatentFlow | Mixture
     split: Split
     train: Split
-    known: Mapping[str, Any]
+    known: Record
     budget: Budget
     phase: Phase = "final"
 
@@ -69,19 +70,19 @@ class Experiment:
     summary: str
     examples: Sequence[str]
     rows: Sequence[Row]
-    planned: Callable[[Any], dict[str, Any]]
-    about: Callable[[Budget], dict[str, Any]]
-    score: Callable[[Trained], dict[str, Any]]
-    compute: Callable[[Any, Request, Dataset], dict[str, Any] | None]
-    write: Callable[[Path], dict[str, Any]]
+    planned: Callable[[Any], Record]
+    about: Callable[[Budget], Record]
+    score: Callable[[Trained], Record]
+    compute: Callable[[Any, Request, Dataset], Record | None]
+    write: Callable[[Path], Record]
     columns: str
-    cells: Callable[[dict[str, Any]], Sequence[str]]
+    cells: Callable[[Record], Sequence[str]]
     levels: Sequence[ComputedRow] = ()
     budgets: Sequence[Budget] = BUDGETS
     selects: bool = True
     build: Callable[[Any, Options, Dataset], LatentFlow | None] | None = None
 
-    def plan(self, budget: Budget) -> dict[str, Any]:
+    def plan(self, budget: Budget) -> Record:
         """What `plan.json` holds: all that a table must know about the rows."""
         about = {"version": results.VERSION, "budget": budget.name, "description": budget.description}
         return about | self.about(budget) | {"rows": [self.planned(row) for row in self.rows]}

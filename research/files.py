@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from research import results
 from research.budgets import Budget, Phase
+from research.results import Record
 from research.rows import TrainedRow, Variant
 from xorflow import CheckpointError, ConfigError
 from xorflow.training import HARMLESS, Options, read_metrics, read_result
@@ -40,7 +39,7 @@ class RunName:
         return work / f"{self.row.id}.{self.variant}" / f"seed{self.seed}" / self.phase
 
 
-def open_results(out: Path, budget: Budget, planned: Mapping[str, Any], command: str) -> None:
+def open_results(out: Path, budget: Budget, planned: Record, command: str) -> None:
     """Make the folder of results, or check that it is one, of this study, budget and version, and whole.
 
     Args:
@@ -80,28 +79,26 @@ def require_folder(out: Path, command: str) -> None:
         )
 
 
-def _require_budget(where: Path, held: Mapping[str, Any], budget: Budget) -> None:
+def _require_budget(where: Path, held: Record, budget: Budget) -> None:
     if held["budget"] != budget.name:
         raise ConfigError(
             f"{where} is of the budget {held['budget']!r}, and this is {budget.name!r}: choose another --out"
         )
 
 
-def _name(run: Mapping[str, Any]) -> str:
+def _name(run: Record) -> str:
     which = f".{run['variant']}.seed{run['seed']}.{run['phase']}" if "variant" in run else ""
     return f"{run['row']}{which}"
 
 
-def require_same(
-    held: Mapping[str, Any], wanted: Mapping[str, Any], made: str, remedy: str, but: tuple[str, ...] = ()
-) -> None:
+def require_same(held: Record, wanted: Record, made: str, remedy: str, but: tuple[str, ...] = ()) -> None:
     """Refuse what was made with other options, `but` some and those that do no harm."""
     for key, value in wanted.items():
         if key not in (*HARMLESS, *but) and held[key] != value:
             raise ConfigError(f"{made} with {key} {held[key]!r}, and the row now says {value!r}: {remedy}")
 
 
-def read_finished(name: RunName, out: Path, config: Mapping[str, Any], command: str) -> dict[str, Any] | None:
+def read_finished(name: RunName, out: Path, config: Record, command: str) -> Record | None:
     """The record of a finished run, or None; it must have been made with these options, but for the length of a final run."""
     path = name.file(out)
     if not results.exists(path):
@@ -114,7 +111,7 @@ def read_finished(name: RunName, out: Path, config: Mapping[str, Any], command: 
     return run
 
 
-def read_trained(folder: Path, part: str) -> dict[str, Any]:
+def read_trained(folder: Path, part: str) -> Record:
     """The `result.json` of a run, which must have been evaluated on one part of its data."""
     result = read_result(folder)
     lacking = next((key for key in ("best_epoch", "parameters", "seconds", part) if key not in result), None)

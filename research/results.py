@@ -63,12 +63,12 @@ def records(folder: Path, kind: str) -> list[Path]:
     return [folder / kind / name for name in sorted(loose | packed)]
 
 
-def write(path: Path, record: Mapping[str, Any]) -> None:
+def write(path: Path, record: Record) -> None:
     """A record as JSON."""
     write_bytes(path, by_line(record).encode())
 
 
-def by_line(record: Mapping[str, Any]) -> str:
+def by_line(record: Record) -> str:
     """JSON with one line for each key, and for each entry of a list: short, and its changes can be read line by line."""
     entries = []
     for key, value in record.items():
@@ -79,7 +79,7 @@ def by_line(record: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
-def keep(path: Path, record: Mapping[str, Any]) -> None:
+def keep(path: Path, record: Record) -> None:
     """A record of finished work, with what it was made with."""
     write(path, {"version": VERSION, **record, "versions": versions()})
 

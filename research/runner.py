@@ -8,7 +8,7 @@ never repeated; an interrupted one goes on from its folder.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from research.budgets import PHASES, Phase, write_digits
 from research.display import Planned
 from research.experiment import Request, Trained
 from research.files import RunName, open_results, read_curves, read_finished, read_trained, require_same
+from research.results import Record
 from research.rows import VARIANTS, ComputedRow, TrainedRow
 from research.samples import draw_samples
 from xorflow import CheckpointError, ConfigError, UserError
@@ -185,7 +186,7 @@ class Runner:
         best = min((run for run in runs if run is not None), key=lambda run: run["selection"]["nll"])
         return final_epochs(options.epochs, best["best_epoch"], options.validate_every)
 
-    def _finished(self, name: RunName) -> dict[str, Any] | None:
+    def _finished(self, name: RunName) -> Record | None:
         return read_finished(name, self._request.out, self._options(name).to_json(), self._experiment.name)
 
     def _to_plan(self, name: RunName) -> Planned:
@@ -223,7 +224,7 @@ class Runner:
         }
         results.keep(name.file(request.out), content)
 
-    def _evaluated(self, name: RunName, job: Job) -> dict[str, Any]:
+    def _evaluated(self, name: RunName, job: Job) -> Record:
         opened, dataset = open_run(job.out, device=str(self._device)), self._dataset(job.options)
         known = read_trained(job.out, name.part)[name.part]
         budget, samples = self._request.budget, None
@@ -273,7 +274,7 @@ def _require_current(row: ComputedRow, path: Path, before: str | None) -> None:
         )
 
 
-def _drawn(dataset: Dataset, part: str) -> dict[str, Any]:
+def _drawn(dataset: Dataset, part: str) -> Record:
     """What was evaluated."""
     return {"part": part, "draw": dataset.describe()["sha256"][part]}
 
@@ -318,7 +319,7 @@ def _begun_with(folder: Path) -> Options | None:
     return None
 
 
-def _selection(name: RunName, result: Mapping[str, Any]) -> dict[str, Any] | None:
+def _selection(name: RunName, result: Record) -> Record | None:
     """By what the seed is compared with the others, on validation data."""
     if name.phase != "select":
         return None

@@ -6,14 +6,14 @@ import base64
 import io
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from research.results import damage_as_error, write_bytes
+from research.results import Record, damage_as_error, write_bytes
 from xorflow import LatentFlow, Mixture
 
 SAMPLES = 100
@@ -23,7 +23,7 @@ _COLUMNS, _GAP, _BETWEEN = 10, 2, 0.25
 
 def draw_samples(
     kind: Literal["deterministic", "latent"], flow: LatentFlow | Mixture, shape: tuple[int, ...] | None
-) -> dict[str, Any]:
+) -> Record:
     """Samples of a latent flow, or of the deterministic one with its weights, eight pixels to a byte."""
     model = flow.greedy() if kind == "deterministic" else flow
     generator = torch.Generator(flow.device).manual_seed(0)
@@ -45,14 +45,14 @@ def seconds_of_samples(flow: LatentFlow | Mixture, count: int) -> float:
     return time.monotonic() - began
 
 
-def unpacked(samples: dict[str, Any]) -> np.ndarray:
+def unpacked(samples: Record) -> np.ndarray:
     """Images (N, H, W) in 0..1 from the bits in a record; rows that are no images are one pixel high."""
     shape = samples["shape"] if len(samples["shape"]) == 3 else [samples["shape"][0], 1, samples["shape"][1]]
     bits = np.unpackbits(np.frombuffer(base64.b64decode(samples["bits"]), np.uint8))
     return bits[: int(np.prod(shape))].reshape(shape).astype(float)
 
 
-def show_samples(axes: Axes, title: str, run: dict[str, Any] | None) -> None:
+def show_samples(axes: Axes, title: str, run: Record | None) -> None:
     """A grid of the samples of a run."""
     axes.set_axis_off()
     axes.set_title(title, fontsize=9)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
+
+from research.results import Record
 
 
 def markdown_table(columns: str, rows: Iterable[Sequence[str]]) -> str:
@@ -55,7 +57,7 @@ def with_error(value: float | None, stderr: float | None) -> str:
     return f"{value:.2g} ± {stderr:.1g}" if value is not None and stderr else short(value)
 
 
-def kind_of(figures: Mapping[str, Any]) -> str:
+def kind_of(figures: Record) -> str:
     """What a likelihood is."""
     return "exact" if figures["kind"] == "exact" else f"bound, {figures['samples']:,} samples"
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from research.results import keep
+from research.results import Record, keep
 from xorflow import ConfigError, auto_fit, data, evaluate
 from xorflow.data import Dataset
 from xorflow.training import chow_liu, independent_nll
@@ -57,7 +56,7 @@ def train_and_score(path: Path, seed: int, minutes: float, out: Path) -> None:
     )
 
 
-def _beside(dataset: Dataset) -> dict[str, Any]:
+def _beside(dataset: Dataset) -> Record:
     """Log-likelihoods of the test rows under independent columns and the best tree."""
     assert dataset.test is not None
     tree = chow_liu(dataset.train.values, dataset.categories)

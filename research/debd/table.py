@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import statistics
 from pathlib import Path
-from typing import Any
 
 from research import results
+from research.results import Record
 from research.tables import fixed, markdown_table
 
 _KEYS = ("set", "seed", "ll", "stderr", "seconds", "cpu_seconds", "independent", "chow_liu")
 
 
-def make_table(folder: Path) -> dict[str, Any]:
+def make_table(folder: Path) -> Record:
     """What `table.json` holds: for each set the mean over seeds, beside the best published figure."""
     published = json.loads(Path(__file__).with_name("published.json").read_text("utf-8"))
     runs = [results.read(path, "debd", _KEYS) for path in results.records(folder, "runs")]
@@ -22,7 +22,7 @@ def make_table(folder: Path) -> dict[str, Any]:
     return {"version": results.VERSION, "study": "debd", "rows": rows}
 
 
-def _row(runs: list[dict[str, Any]], published: dict[str, float]) -> dict[str, Any]:
+def _row(runs: list[Record], published: dict[str, float]) -> Record:
     """`ll` and `stderr` (over test rows) are means over seeds, times those of the longest run."""
     first = runs[0]
     return {
@@ -42,7 +42,7 @@ def _row(runs: list[dict[str, Any]], published: dict[str, float]) -> dict[str, A
     }
 
 
-def debd_table(table: dict[str, Any]) -> str:
+def debd_table(table: Record) -> str:
     """Log-likelihoods of test rows; the better of ours and the published one is bold."""
     return markdown_table(
         "set | >independent | >Chow-Liu | >best published | >xorflow | >worst seed | >seeds | >seconds | >CPU seconds",
@@ -50,7 +50,7 @@ def debd_table(table: dict[str, Any]) -> str:
     )
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: Record) -> list[str]:
     ours, best = f"{row['ll']:.3f} ± {row['stderr']:.3f}", fixed(row["published"], 3)
     if row["published"] is not None and row["ll"] > row["published"]:
         ours = f"**{ours}**"
@@ -63,6 +63,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def write_debd(folder: Path) -> dict[str, Any]:
+def write_debd(folder: Path) -> Record:
     """`table.json` and `table.md` beside the runs; returns the table."""
     return results.write_table(folder, lambda: make_table(folder), lambda table: f"{debd_table(table)}\n")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from research.results import Record
 from research.samples import save_figure
-
-Row = dict[str, Any]
 
 _ORDERED, _COUPLED = (1, 2, 4, 8), (2, 4, 8, 16)
 """The depths of the two families."""
@@ -20,12 +18,12 @@ _WORST = 15.0
 """Rows that are so much worse than the best, in nats, would leave no room for the others in the panel that shows those."""
 
 
-def part(rows: Sequence[Row], family: str, base: str) -> list[Row]:
+def part(rows: Sequence[Record], family: str, base: str) -> list[Record]:
     """The rows of a family on a base."""
     return [r for r in rows if (r["family"], r["base"]) == (family, base)]
 
 
-def draw_depths(table: dict[str, Any], path: Path) -> None:
+def draw_depths(table: Record, path: Path) -> None:
     """Three panels: orderings beside the paper's curve; latent flows alone; couplings. A line for each series of rows.
 
     Filled points are of the latent flow, hollow ones of the deterministic one: greedy on the fixed base, refitted elsewhere.
@@ -54,7 +52,7 @@ def draw_depths(table: dict[str, Any], path: Path) -> None:
     save_figure(figure, path)
 
 
-def _draw_beside_the_paper(axes: Axes, rows: Sequence[Row], paper: Sequence[Row]) -> None:
+def _draw_beside_the_paper(axes: Axes, rows: Sequence[Record], paper: Sequence[Record]) -> None:
     """The paper's curve, our bijections, and the best latent flow of each depth."""
     depths = [row["depth"] for row in paper]
     axes.plot(
@@ -70,7 +68,7 @@ def _draw_beside_the_paper(axes: Axes, rows: Sequence[Row], paper: Sequence[Row]
         axes.plot(list(best), list(best.values()), "o-", color="black", label="the best latent flow")
 
 
-def _draw_latent(axes: Axes, rows: Sequence[Row]) -> None:
+def _draw_latent(axes: Axes, rows: Sequence[Record]) -> None:
     one = min((r["bound"] for r in rows if r["depth"] == 1), default=None)
     best = min((r["bound"] for r in rows), default=0.0)
     if any(r["bound"] > best + _WORST for r in rows):
@@ -80,7 +78,7 @@ def _draw_latent(axes: Axes, rows: Sequence[Row]) -> None:
         axes.axhline(one, color="grey", linestyle=":", label="the best of depth 1")
 
 
-def _draw_couplings(axes: Axes, table: dict[str, Any]) -> None:
+def _draw_couplings(axes: Axes, table: Record) -> None:
     rows = [r for r in table["rows"] if r["family"] == "coupling"]
     _draw_series(axes, rows, "refit")
     if rows and table["independent"] is not None:
@@ -91,7 +89,7 @@ def _draw_couplings(axes: Axes, table: dict[str, Any]) -> None:
         axes.axhline(best, color="grey", linestyle=":", label="the best in orderings")
 
 
-def _draw_series(axes: Axes, rows: Sequence[Row], deterministic: str) -> None:
+def _draw_series(axes: Axes, rows: Sequence[Record], deterministic: str) -> None:
     """A line for each series: of the flow, latent or deterministic, that it was trained for."""
     for number, series in enumerate(dict.fromkeys(r["series"] for r in rows)):
         points = sorted((r for r in rows if r["series"] == series), key=lambda r: r["depth"])

@@ -13,6 +13,7 @@ from research.budgets import Budget
 from research.depth.rows import DepthRow
 from research.experiment import Trained
 from research.paper.score import deterministic
+from research.results import Record
 from research.samples import seconds_of_samples
 from xorflow import FactorisedBase, LatentFlow, Mixture, evaluate
 from xorflow.data import Split
@@ -27,7 +28,7 @@ _OWN_SAMPLES = 100
 """Of the bound on the base that a flow was trained on, if it is rebased."""
 
 
-def score(run: Trained) -> dict[str, Any]:
+def score(run: Trained) -> Record:
     """All figures of a trained flow on one part of its data; of a final run also the likelihood of every image.
 
     Returns:
@@ -56,7 +57,7 @@ def score(run: Trained) -> dict[str, Any]:
 
 def _likelihood(
     row: DepthRow, flow: LatentFlow | Mixture, split: Split, budget: Budget, *, keep: bool = False
-) -> dict[str, Any]:
+) -> Record:
     """Of the latent flow, and of every image if models are compared image by image."""
     if isinstance(flow, Mixture) or flow.has_closed_form:
         likelihood = evaluate.exact(flow, split)
@@ -74,7 +75,7 @@ def packed(values: Tensor) -> str:
     return base64.b64encode(values.float().cpu().numpy().astype("<f4").tobytes()).decode()
 
 
-def _rebased_figures(flow: LatentFlow, run: Trained) -> dict[str, Any]:
+def _rebased_figures(flow: LatentFlow, run: Trained) -> Record:
     """The deterministic figures of a flow that is put on another base than its run's."""
     greedy, refit = evaluate.greedy(flow, run.split), evaluate.exact(refitted(flow, run.train), run.split)
     return {
@@ -86,7 +87,7 @@ def _rebased_figures(flow: LatentFlow, run: Trained) -> dict[str, Any]:
     }
 
 
-def effective_depth(layers: list[dict[str, Any]]) -> int:
+def effective_depth(layers: list[Record]) -> int:
     """How many layers do something: flips, drawn or greedy, of enough pixels."""
     return sum(max(layer["flip_rate"], layer["greedy_flip_rate"]) >= DEPTH_COUNTS for layer in layers)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from research.depth.codes import coded_flow
 from research.depth.rows import DEPTH_ROWS, DepthRow
 from research.depth.score import score
@@ -12,6 +10,7 @@ from research.experiment import Experiment
 from research.paper.published import PAPER_TABLE
 from research.paper.rows import REFERENCES
 from research.paper.score import compute
+from research.results import Record
 from research.tables import fixed, marked
 from xorflow import LatentFlow
 from xorflow.data import Dataset
@@ -20,7 +19,7 @@ from xorflow.training import BASES, CONDITIONERS, Options
 _LARGE = 784
 
 
-def _planned(row: DepthRow) -> dict[str, Any]:
+def _planned(row: DepthRow) -> Record:
     """All that a table must know about a row."""
     options = row.options()
     mask = CONDITIONERS.read(options.conditioner).get("mask")
@@ -48,7 +47,7 @@ def _build(row: DepthRow, options: Options, dataset: Dataset) -> LatentFlow | No
     return coded_flow(groups, size if dataset.features >= _LARGE else 2, options, dataset)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: Record) -> list[str]:
     """Its depth, how much of it is used, and its likelihoods."""
     depths = (str(row["depth"]), str(row["effective_depth"]))
     nll = marked(row["bound"], row["kind"])

@@ -5,19 +5,18 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from research.depth.figure import draw_depths, part
-from research.results import VERSION, Results, read_results, share_of_seconds, write_table
+from research.results import VERSION, Record, Results, read_results, share_of_seconds, write_table
 from research.tables import kind_of, markdown_table
 from xorflow.training import spread
 
 _VARIANT = "ours"
 
 
-def make_depth_table(results: Results) -> dict[str, Any]:
+def make_depth_table(results: Results) -> Record:
     """What `table.json` holds: a row for everything that is finished, in the order of the plan."""
     plan = results.plan
     by_name = {planned["id"]: _rows(results, planned) for planned in plan["rows"]}
@@ -40,7 +39,7 @@ They were evaluated in float32 when a log-odds of +1e4, which stands for a certa
 nats, and at most 13.4 % of 784 pixels are flipped. Their weights are not kept; rows that are trained anew lack the error."""
 
 
-def _rows(results: Results, planned: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows(results: Results, planned: Record) -> list[Record]:
     """The row of a plan: none if it is not finished, two if it is rebased."""
     finals = results.of(planned["id"], _VARIANT, "final")
     selected = results.selected(planned["id"], _VARIANT)
@@ -61,11 +60,11 @@ def _rows(results: Results, planned: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _row(
     results: Results,
-    planned: dict[str, Any],
-    finals: Sequence[dict[str, Any]],
-    selected: dict[str, Any],
+    planned: Record,
+    finals: Sequence[Record],
+    selected: Record,
     of: str | None = None,
-) -> dict[str, Any]:
+) -> Record:
     """Likelihoods are means over seeds; layers and errors over images are those of the seed selected on validation data."""
     evaluation, name = selected["evaluation"], of or planned["id"]
     figures = {key: [run["evaluation"][key] for run in finals] for key in ("nll", "greedy", "refit")}
@@ -105,7 +104,7 @@ def _validation(results: Results, name: str, own_base: bool) -> dict[str, float]
     return {name: _mean([run[key] for run in figures]) for name, key in keys.items()}
 
 
-def _paired(results: Results, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _paired(results: Results, rows: Sequence[Record]) -> Record | None:
     """The best row of depth 1 on the fixed base and the best that uses more layers, image by image."""
     pair = _headline_pair(rows)
     if pair is None:
@@ -124,7 +123,7 @@ def _paired(results: Results, rows: Sequence[dict[str, Any]]) -> dict[str, Any] 
     }
 
 
-def _headline_pair(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def _headline_pair(rows: Sequence[Record]) -> tuple[Record, Record] | None:
     """On the fixed base, the rows that are best on validation data: of depth 1, and of those that use more layers.
 
     Of the latter only rows with as many seeds as any have: one lucky seed decides nothing for depth.
@@ -147,7 +146,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _seconds(results: Results, planned: dict[str, Any], finals: Sequence[dict[str, Any]]) -> float:
+def _seconds(results: Results, planned: Record, finals: Sequence[Record]) -> float:
     """Of one final run, with that of the run that it started from."""
     seconds = _mean([share_of_seconds(run) for run in finals])
     before = next((row for row in results.plan["rows"] if row["id"] == planned["init"]), None)
@@ -164,7 +163,7 @@ _PARTS = (
 )
 
 
-def depth_markdown(table: dict[str, Any]) -> str:
+def depth_markdown(table: Record) -> str:
     """The rows in their three parts, and what each layer does."""
     sections = [(title, part_table(table, family, base)) for title, family, base in _PARTS]
     sections.append(("What each layer does", layer_table(table)))
@@ -176,13 +175,13 @@ _COLUMNS = (
 )
 
 
-def part_table(table: dict[str, Any], family: str, base: str, columns: int = 11) -> str:
+def part_table(table: Record, family: str, base: str, columns: int = 11) -> str:
     """The likelihoods of one part of the rows, in the first columns or in all."""
     rows = [_cells(row)[:columns] for row in part(table["rows"], family, base)]
     return markdown_table(" | ".join(_COLUMNS.split(" | ")[:columns]), rows)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: Record) -> list[str]:
     std, kind = row["spread"]["nll"]["std"], kind_of(row)
     if "float32_error" in row:
         kind += f"; float32, at most {row['float32_error']} too high"
@@ -194,7 +193,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def layer_table(table: dict[str, Any]) -> str:
+def layer_table(table: Record) -> str:
     """For each row of two layers or more: drawn flips, greedy flips and entropy, layer by layer."""
     return markdown_table(
         "row | drawn flips, % of pixels | greedy flips, % | entropy of the choices, nats",
@@ -216,7 +215,7 @@ def layer_table(table: dict[str, Any]) -> str:
 # ---- files ----
 
 
-def write_depth(folder: Path) -> dict[str, Any]:
+def write_depth(folder: Path) -> Record:
     """Write `table.json`, `table.md` and the picture from the result files in a folder; returns the table."""
     table = write_table(folder, lambda: make_depth_table(read_results(folder, "depth")), depth_markdown)
     draw_depths(table, folder / "depth.png")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -18,6 +17,7 @@ from research.estimators.names import POINTS, parse_estimators
 from research.estimators.study import Study, StudyRequest
 from research.estimators.table import layer_of, write_study
 from research.estimators.training import TrainingComparison
+from research.results import Record
 from research.tables import fixed, marked, short, terminal_table, with_error
 from xorflow import ConfigError
 
@@ -106,7 +106,7 @@ def estimators(
 # ---- what a person sees ----
 
 
-def show_measurements(console: Console, table: Mapping[str, Any], *, everything: bool) -> None:
+def show_measurements(console: Console, table: Record, *, everything: bool) -> None:
     """A table for each gradient, objective and oracle: bias and variance relative to its squared norm, and the cost."""
     rows = table["rows"]
     if not everything:  # the last layer at the end of training says most in one screen
@@ -118,7 +118,7 @@ def show_measurements(console: Console, table: Mapping[str, Any], *, everything:
         oracle = "no exact gradient" if row["oracle"] is None else f"exact gradient: {row['oracle']}"
         gradient = f"{row['model']}, {row['point']}: gradient of the {layer_of(row)}"
         figures = (short(row[key]) for key in ("variance", "cosine", "passes", "milliseconds"))
-        cells = (_broken(row["estimator"], 26), with_error(row["bias"], row["bias_stderr"]), *figures)
+        cells = (row["estimator"], with_error(row["bias"], row["bias_stderr"]), *figures)
         groups.setdefault(f"{gradient}\n{row['objective']}; {oracle}", []).append(cells)
     columns = "estimator | >bias | >variance | >cosine | >passes | >ms"
     for title, cells in groups.items():
@@ -128,7 +128,7 @@ def show_measurements(console: Console, table: Mapping[str, Any], *, everything:
         console.print(f"not defined for this model: {names}; table.md says why", markup=False)
 
 
-def show_training(console: Console, runs: Sequence[Mapping[str, Any]]) -> None:
+def show_training(console: Console, runs: Sequence[Record]) -> None:
     """What the runs of the comparison reached."""
     console.print(command.BOUNDS)
     lines = []
@@ -136,20 +136,5 @@ def show_training(console: Console, runs: Sequence[Mapping[str, Any]]) -> None:
         figures = [fixed(None)] * 3
         if not run.get("error"):
             figures = [fixed(run["greedy_nll"]), marked(run["nll"], run["kind"]), fixed(run["seconds"])]
-        lines.append([str(run["depth"]), _broken(run["estimator"], 42), *figures])
+        lines.append([str(run["depth"]), run["estimator"], *figures])
     console.print(terminal_table(">depth | estimator | >greedy NLL | >NLL | >seconds", lines))
-
-
-def _broken(text: str, width: int) -> str:
-    """An estimator's text, in two lines or more if it has not the width, broken after a colon or a comma.
-
-    >>> print(_broken("score-function:credit=all,baseline=none", 26))
-    score-function:credit=all,
-     baseline=none
-    """
-    lines = [""]
-    for word in re.findall(r"[^:,]+[:,]?", text):
-        if lines[-1] and len(lines[-1] + word) > width:
-            lines.append(" ")
-        lines[-1] += word
-    return "\n".join(lines)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,13 +22,13 @@ from research.estimators.names import POINTS
 from research.estimators.statistics import CHANCE
 from research.estimators.training_figure import draw_training
 from research.estimators.training_table import SMALL
+from research.results import Record
 from research.samples import save_figure
 
-Row = dict[str, Any]
-Place = Callable[[Row], tuple[float, float] | None]
+Place = Callable[[Record], tuple[float, float] | None]
 
 
-def draw_study(table: dict[str, Any], maps: Sequence[Row], folder: Path) -> None:
+def draw_study(table: Record, maps: Sequence[Record], folder: Path) -> None:
     """Draw whatever the results allow."""
     for suffix, rows in _pictures_of(_to_compare(table["rows"])).items():
         draw_cost(rows, folder / f"variance_cost{suffix}.png")
@@ -39,13 +38,13 @@ def draw_study(table: dict[str, Any], maps: Sequence[Row], folder: Path) -> None
     draw_training(table, folder / "training.png")
 
 
-def _to_compare(rows: Sequence[Row]) -> list[Row]:
+def _to_compare(rows: Sequence[Record]) -> list[Record]:
     """The gradients of networks; of models on images alone, if there are any."""
     known = [row for row in rows if row["variance"] is not None and row["part"] != "base"]
     return [row for row in known if row["features"] > SMALL] or known
 
 
-def _pictures_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def _pictures_of(rows: Sequence[Record]) -> dict[str, list[Record]]:
     """By the end of a picture's name: models with posteriors have one of their own, if there are others."""
     with_posteriors = {row["model"] for row in rows if row["part"] == "posterior"}
     plain = [row for row in rows if row["model"] not in with_posteriors]
@@ -58,7 +57,7 @@ def _pictures_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
 # ---- rows against each other ----
 
 
-def _panels(rows: Sequence[Row]) -> list[list[list[Row]]]:
+def _panels(rows: Sequence[Record]) -> list[list[list[Record]]]:
     """A line of panels for each model and layer, one for each point."""
     keys = sorted({(row["model"], row["part"], row["layer"]) for row in rows})
     points = [point for point in POINTS if any(row["point"] == point for row in rows)]
@@ -71,7 +70,7 @@ def _panels(rows: Sequence[Row]) -> list[list[list[Row]]]:
     ]
 
 
-def draw_cost(rows: Sequence[Row], path: Path) -> None:
+def draw_cost(rows: Sequence[Record], path: Path) -> None:
     """Variance against the time of a gradient: what is below and to the left is better; at the bottom, what has none.
 
     On the dashed line, variance times time is that of the paper's best control variate.
@@ -85,7 +84,7 @@ def draw_cost(rows: Sequence[Row], path: Path) -> None:
     )
 
 
-def _draw_reference(axes: Axes, rows: Sequence[Row]) -> None:
+def _draw_reference(axes: Axes, rows: Sequence[Record]) -> None:
     held = next((row for row in rows if row["estimator"] == row["reference"]), None)
     if held is None:
         return
@@ -101,7 +100,7 @@ def _draw_reference(axes: Axes, rows: Sequence[Row]) -> None:
     )
 
 
-def draw_bias(rows: Sequence[Row], path: Path) -> None:
+def draw_bias(rows: Sequence[Record], path: Path) -> None:
     """Bias against variance; an open marker is a bias that is not told from zero, at three standard errors."""
     known = [row for row in rows if row["bias"] is not None]
     if known:
@@ -115,13 +114,13 @@ def draw_bias(rows: Sequence[Row], path: Path) -> None:
 
 
 def _draw_grid(
-    rows: Sequence[Row],
+    rows: Sequence[Record],
     path: Path,
     place: Place,
     labels: tuple[str, str],
     *,
-    is_filled: Callable[[Row], bool] = bool,
-    under: Callable[[Axes, Sequence[Row]], None] | None = None,
+    is_filled: Callable[[Record], bool] = bool,
+    under: Callable[[Axes, Sequence[Record]], None] | None = None,
 ) -> None:
     lines = _panels(rows)
     markers = Markers(row["estimator"] for row in rows)
@@ -140,7 +139,7 @@ def _draw_grid(
 
 
 def _scatter(
-    axes: Axes, rows: Sequence[Row], place: Place, markers: Markers, is_filled: Callable[[Row], bool]
+    axes: Axes, rows: Sequence[Record], place: Place, markers: Markers, is_filled: Callable[[Record], bool]
 ) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -185,7 +184,7 @@ _FAR_OFF = ("proposal-prefix", "score-function:credit=all")
 """Estimators whose variance is of another order, so that it would leave one colour to all the others."""
 
 
-def choose_maps(records: Sequence[Row]) -> tuple[list[Row], dict[str, list[str]]]:
+def choose_maps(records: Sequence[Record]) -> tuple[list[Record], dict[str, list[str]]]:
     """The files of one model of depth 1 at its last point, the most noisy first; and the names of all others, by reason."""
     images = [record for record in records if record["shape"] is not None and record["depth"] == 1]
     of_model = [record for record in images if record["model"] == images[0]["model"]]
@@ -205,7 +204,7 @@ def choose_maps(records: Sequence[Row]) -> tuple[list[Row], dict[str, list[str]]
     return near[:MOST_MAPS], names
 
 
-def draw_maps(records: Sequence[Row], path: Path) -> None:
+def draw_maps(records: Sequence[Record], path: Path) -> None:
     """For each estimator an image of the variance of its gradient in each pixel's output bias, all on one scale."""
     images = [np.array(record["variance_by_feature"]).reshape(record["shape"]) for record in records]
     highest = max(float(image.max()) for image in images)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from research import results
 from research.estimators.names import REFERENCES
 from research.files import require_folder
+from research.results import Record
 from xorflow import ConfigError, LatentFlow, UserError
 from xorflow.training import build_estimator
 
@@ -50,7 +50,7 @@ def refusal(text: str, flow: LatentFlow) -> UserError | None:
     return None
 
 
-def open_study(out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+def open_study(out: Path, settings: Record) -> Record:
     """The plan in a folder of results, or an empty one; refuses a folder that holds anything else, or other settings."""
     require_folder(out, COMMAND)
     path = out / "plan.json"
@@ -69,13 +69,13 @@ def open_study(out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     return plan | {"settings": plan["settings"] | known}
 
 
-def write_plan(out: Path, plan: Mapping[str, Any]) -> None:
+def write_plan(out: Path, plan: Record) -> None:
     path = out / "plan.json"
     if not results.exists(path) or results.read(path, COMMAND) != plan:
         results.write(path, plan)
 
 
-def read_named(path: Path, **names: Any) -> dict[str, Any] | None:
+def read_named(path: Path, **names: Any) -> Record | None:
     """A record, which must be of these names; None if there is none."""
     if not results.exists(path):
         return None

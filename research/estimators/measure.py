@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from research.estimators.cost import counted_passes, milliseconds, repeatable
 from research.estimators.objectives import description
 from research.estimators.oracles import Oracle, find_oracle
 from research.estimators.statistics import CHANCE, Stream, figures, groups_of, rounded
+from research.results import Record
 from xorflow import LatentFlow
 from xorflow.data import Batch
 from xorflow.estimators import Estimator, Part, Target
@@ -158,7 +158,7 @@ class Bench:
 
     # ---- an estimator ----
 
-    def measure(self, text: str) -> dict[str, Any]:
+    def measure(self, text: str) -> Record:
         """Everything about an estimator: a row for each part that it reaches, and a map of its variance over the features.
 
         A bias of more than three standard errors where none is claimed is measured again, with more draws and fresh noise, and
@@ -181,7 +181,7 @@ class Bench:
         shared = {"batch": len(self._batch[0]), "warm_up": warmed, **self.cost(text)}
         return {"rows": [row | shared for row in rows], "variance_by_feature": self._map(stream)}
 
-    def _rows(self, estimator: Estimator, name: str, draws: int) -> tuple[list[dict[str, Any]], Stream]:
+    def _rows(self, estimator: Estimator, name: str, draws: int) -> tuple[list[Record], Stream]:
         """The figures of every part that the estimator reaches, and the draws that they come from."""
         target = estimator.target(self.flow)
         oracle = self.oracle(target, draws)
@@ -232,7 +232,7 @@ class Bench:
 
     # ---- cost ----
 
-    def cost(self, text: str) -> dict[str, Any]:
+    def cost(self, text: str) -> Record:
         """Network passes and time of one gradient, of all that learns."""
         estimator = build_estimator(text)
         estimator.prepare(self.plain)
@@ -255,7 +255,7 @@ class Bench:
         return rounded(counts | {"milliseconds": taken}, 4) | {"step": kind}
 
 
-def _is_suspect(row: Mapping[str, Any]) -> bool:
+def _is_suspect(row: Record) -> bool:
     """Whether an estimator that claims to have no bias seems to have one.
 
     By the error of an unbiased estimator: that of the bias itself grows with the bias, and would hide it.

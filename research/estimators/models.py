@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,6 +14,7 @@ from torch import nn
 from research.budgets import write_digits, write_images
 from research.estimators.names import POINTS, default_estimators
 from research.files import require_same
+from research.results import Record
 from xorflow import LatentFlow
 from xorflow.data import Dataset
 from xorflow.training import (
@@ -152,7 +152,7 @@ class _Keeper:
     def on_step(self, step: int) -> None:
         pass
 
-    def on_epoch(self, record: dict[str, Any]) -> None:
+    def on_epoch(self, record: Record) -> None:
         if record["epoch"] == self._epoch:
             weights = {name: value.detach().cpu().clone() for name, value in self.flow.state_dict().items()}
             save_file(weights, self._path)

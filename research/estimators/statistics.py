@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from research.results import Record
 
 MOST_GROUPS = 16
 LEAST_GROUPS = 4
@@ -155,7 +156,7 @@ class Stream:
         return (self._entry_squares / self.count - mean.square()) * (self.count / max(1, self.count - 1))
 
 
-def figures(stream: Stream, index: int, exact: Tensor | None) -> dict[str, Any] | None:
+def figures(stream: Stream, index: int, exact: Tensor | None) -> Record | None:
     """The figures of one part of the gradient; None if nothing reaches this part.
 
     Args:
@@ -170,7 +171,7 @@ def figures(stream: Stream, index: int, exact: Tensor | None) -> dict[str, Any] 
         return None
     target = squared if exact is None else _squared_norm(exact)
     scale = target.value
-    row: dict[str, Any] = {"norm": math.sqrt(max(0.0, scale)), "trace": spread.value}
+    row: Record = {"norm": math.sqrt(max(0.0, scale)), "trace": spread.value}
     row |= _compared(stream, index, means, exact, target)
     if scale <= 0:  # the noise hides that there is a gradient at all
         return row | dict.fromkeys(("variance", "variance_stderr", "snr"))
@@ -182,9 +183,7 @@ def figures(stream: Stream, index: int, exact: Tensor | None) -> dict[str, Any] 
     }
 
 
-def _compared(
-    stream: Stream, index: int, means: Tensor, exact: Tensor | None, known: Estimate
-) -> dict[str, Any]:
+def _compared(stream: Stream, index: int, means: Tensor, exact: Tensor | None, known: Estimate) -> Record:
     """What needs the exact gradient."""
     keys = ("bias", "bias_stderr", "bias_noise", "distance", "distance_stderr", "cosine", "cosine_of_mean")
     if exact is None or known.value <= 0:
@@ -218,7 +217,7 @@ def _unless_rounding(value: float) -> float:
     return 0.0 if abs(value) < ROUNDING else value
 
 
-def rounded(row: Mapping[str, Any], digits: int = 6) -> dict[str, Any]:
+def rounded(row: Record, digits: int = 6) -> Record:
     """The floats of a row to so many significant digits: files that can be read, and change only if something did."""
     return {
         key: float(f"{value:.{digits}g}") if isinstance(value, float) else value for key, value in row.items()

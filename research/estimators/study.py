@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from research.estimators.measure import Bench
 from research.estimators.models import StudyBudget, Subject, own_models, run_model
 from research.estimators.oracles import require_oracle
 from research.estimators.statistics import LEAST_GROUPS
+from research.results import Record
 from research.rows import picked
 from xorflow import ConfigError, UserError
 from xorflow.training import Outcome, out_of_memory_as_error, resolve_device
@@ -97,7 +97,7 @@ class Study:
         ]
         return trainings + [Planned(str(piece), piece.file(self._request.out)) for piece in self.pieces]
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> Record:
         budget, subjects = self._budget, list(self._subjects.values())
         name = None if self._request.run is None else subjects[0].name
         return {
@@ -152,7 +152,7 @@ class Study:
                 raise reasons[text]
         return missing
 
-    def _measured(self, piece: Piece) -> dict[str, Any] | None:
+    def _measured(self, piece: Piece) -> Record | None:
         return read_named(piece.file(self._request.out), **vars(piece))
 
     # ---- the work ----
@@ -184,7 +184,7 @@ class Study:
         ]
         self._plan["refused"] = kept + new
 
-    def _bench(self, subject: Subject, point: str) -> tuple[Bench, dict[str, Any]]:
+    def _bench(self, subject: Subject, point: str) -> tuple[Bench, Record]:
         """Where estimators are measured at a point, and what is said of it in every record."""
         flow, dataset, budget = subject.at(point), subject.dataset(), self._budget
         train = dataset.train.to("cpu")
@@ -205,7 +205,7 @@ class Study:
         }
         return Bench(flow, batch, others, budget.draws, self._request.seed), about
 
-    def _measure(self, piece: Piece, bench: Bench, about: dict[str, Any]) -> None:
+    def _measure(self, piece: Piece, bench: Bench, about: Record) -> None:
         began = time.perf_counter()
         with out_of_memory_as_error("lower --batch"):
             figures = bench.measure(piece.estimator)

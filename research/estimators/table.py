@@ -14,9 +14,8 @@ from research.estimators.figures import choose_maps, draw_study
 from research.estimators.files import COMMAND
 from research.estimators.names import POINTS
 from research.estimators.training_table import SMALL, training_table
+from research.results import Record
 from research.tables import markdown_table, short, with_error
-
-Row = dict[str, Any]
 
 MEANING = (
     "Every row is one estimator's gradient in the parameters of one layer, for one batch of data. Bias is the squared "
@@ -51,9 +50,9 @@ TRAINING_MEANING = (
 class StudyResults:
     """The plan of a study, its measurements, and its training runs, as their files hold them."""
 
-    plan: Row
-    measurements: tuple[Row, ...]
-    training: tuple[Row, ...]
+    plan: Record
+    measurements: tuple[Record, ...]
+    training: tuple[Record, ...]
 
 
 def read_study(folder: Path) -> StudyResults:
@@ -69,7 +68,7 @@ def read_study(folder: Path) -> StudyResults:
 # ---- the table as numbers ----
 
 
-def make_study_table(results: StudyResults) -> Row:
+def make_study_table(results: StudyResults) -> Record:
     """What `table.json` holds."""
     plan = results.plan
     rows = [row for measurement in results.measurements for row in _rows_of(measurement)]
@@ -90,7 +89,7 @@ def make_study_table(results: StudyResults) -> Row:
     }
 
 
-def _seconds(measurements: Sequence[Row]) -> dict[str, float]:
+def _seconds(measurements: Sequence[Record]) -> dict[str, float]:
     """What all draws on each device took."""
     taken: dict[str, float] = {}
     for measurement in measurements:
@@ -98,7 +97,7 @@ def _seconds(measurements: Sequence[Row]) -> dict[str, float]:
     return {device: round(seconds, 1) for device, seconds in taken.items()}
 
 
-def _rows_of(measurement: Row) -> list[Row]:
+def _rows_of(measurement: Record) -> list[Record]:
     """The rows of a file, each with all that tells it from others."""
     name = {key: measurement[key] for key in ("model", "point", "estimator")}
     about = {key: measurement[key] for key in ("depth", "features", "device")}
@@ -108,12 +107,12 @@ def _rows_of(measurement: Row) -> list[Row]:
     ]
 
 
-def cost(row: Row) -> float | None:
+def cost(row: Record) -> float | None:
     """Variance times time."""
     return None if row["variance"] is None else row["variance"] * row["milliseconds"]
 
 
-def _at_equal_cost(row: Row, rows: Sequence[Row], references: dict[str, list[str]]) -> Row:
+def _at_equal_cost(row: Record, rows: Sequence[Record], references: dict[str, list[str]]) -> Record:
     """Beside the best reference of the same objective: the variance of another gradient says nothing about this one."""
     drawn = "posterior" if row["objective"].startswith("evidence") else "generator"
     beside = [
@@ -129,19 +128,19 @@ def _at_equal_cost(row: Row, rows: Sequence[Row], references: dict[str, list[str
     return {"variance_at_equal_cost": ratio, "reference": best["estimator"]}
 
 
-def same_gradient(row: Row, rows: Iterable[Row]) -> list[Row]:
+def same_gradient(row: Record, rows: Iterable[Record]) -> list[Record]:
     """The rows of all estimators for the same model, point and layer."""
     return [other for other in rows if _gradient(other) == _gradient(row)]
 
 
-def _gradient(row: Row) -> tuple[Any, ...]:
+def _gradient(row: Record) -> tuple[Any, ...]:
     return row["model"], row["point"], row["part"], row["layer"]
 
 
 # ---- the table as text ----
 
 
-def study_markdown(table: Row) -> str:
+def study_markdown(table: Record) -> str:
     """What `table.md` holds: a table for each model, point and layer."""
     models = markdown_table(
         "model | trained by | >epochs",
@@ -165,7 +164,7 @@ def study_markdown(table: Row) -> str:
     return "\n\n".join(sections)
 
 
-def _first_of_each(rows: Sequence[Row]) -> list[Row]:
+def _first_of_each(rows: Sequence[Record]) -> list[Record]:
     """A row of each gradient, generators before posteriors and the base."""
     firsts = {_gradient(row): row for row in reversed(rows)}
     return sorted(
@@ -179,12 +178,12 @@ def _first_of_each(rows: Sequence[Row]) -> list[Row]:
     )
 
 
-def layer_of(row: Row) -> str:
+def layer_of(row: Record) -> str:
     """Whose gradient it is."""
     return row["part"] if row["layer"] is None else f"{row['part']} of layer {row['layer']}"
 
 
-def estimator_table(rows: Sequence[Row]) -> str:
+def estimator_table(rows: Sequence[Record]) -> str:
     """All estimators of one gradient, in Markdown."""
     figures = ("variance", "snr", "cosine", "passes", "milliseconds", "variance_at_equal_cost")
     return markdown_table(
@@ -210,9 +209,9 @@ _KINDS = {"generator": "special-case bound", "posterior": "evidence lower bound"
 """Whose gradients are compared, and under which objective: that of the paper's control variates for it."""
 
 
-def best_of_several(rows: Sequence[Row]) -> list[Row]:
+def best_of_several(rows: Sequence[Record]) -> list[Record]:
     """For each gradient that has a reference: the best estimator of several samples or arms, at equal time."""
-    best: dict[tuple[Any, ...], Row] = {}
+    best: dict[tuple[Any, ...], Record] = {}
     for row in rows:
         several = _SEVERAL.match(row["estimator"]) and row["draws"] > 1
         comparable = row["objective"] == _KINDS.get(row["part"]) and row["variance_at_equal_cost"] is not None
@@ -222,7 +221,7 @@ def best_of_several(rows: Sequence[Row]) -> list[Row]:
     return sorted(best.values(), key=lambda row: list(_KINDS).index(row["part"]))
 
 
-def best_table(table: Row) -> str:
+def best_table(table: Record) -> str:
     """On images: the best of several samples or arms beside the paper's best, gradient by gradient."""
     rows = [row for row in table["rows"] if row["features"] > SMALL]
     lines = []
@@ -245,7 +244,7 @@ def best_table(table: Row) -> str:
 # ---- files ----
 
 
-def write_study(folder: Path) -> Row:
+def write_study(folder: Path) -> Record:
     """Write `table.json`, `table.md` and the pictures from the result files in a folder; returns the table."""
     results = read_study(folder)
     table = records.write_table(folder, lambda: make_study_table(results), study_markdown, records.by_line)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from research import results
 from research.display import Planned
@@ -14,6 +13,7 @@ from research.estimators.files import file_name, open_study, read_named, refusal
 from research.estimators.models import blank_flow, hidden_units, image_options, make_data, posterior_of
 from research.estimators.names import default_estimators
 from research.estimators.study import StudyRequest
+from research.results import Record
 from xorflow import ConfigError
 from xorflow.training import (
     POSTERIORS,
@@ -137,7 +137,7 @@ class TrainingComparison:
         figures = {key: result["test"].get(key) for key in of_test}
         self._write(self._trials[job.out], figures | {key: result[key] for key in of_run})
 
-    def _write(self, trial: Trial, figures: dict[str, Any]) -> None:
+    def _write(self, trial: Trial, figures: Record) -> None:
         options = trial.options
         content = {
             "id": f"training.{trial}",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from research.estimators.markers import PRINTED, Markers, add_legend, legend_height
 from research.estimators.training_table import FEWEST, Group, training_groups
+from research.results import Record
 from research.samples import save_figure
 
 _FAR = 1.4
@@ -19,7 +19,7 @@ Spot = tuple[str, float, float]
 """An estimator, its place across, the NLL of its run."""
 
 
-def draw_training(table: dict[str, Any], path: Path) -> None:
+def draw_training(table: Record, path: Path) -> None:
     """A line for each depth: all runs by objective, and a panel for each objective of several whose variance was measured."""
     groups = training_groups(table)
     if not groups:

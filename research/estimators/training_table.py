@@ -6,12 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from research.estimators.names import POINTS
+from research.results import Record
 from research.tables import fixed, kind_of, markdown_table, short
-
-Row = dict[str, Any]
 
 SMALL = 16
 """Features of models that only serve to be enumerated."""
@@ -28,22 +26,22 @@ FEWEST = 4
 """Runs of one objective whose ranks are compared, and which have a panel of their own."""
 
 
-def measurements(table: Row, run: Row) -> list[Row]:
+def measurements(table: Record, run: Record) -> list[Record]:
     """The rows of a run's estimator at the run's depth."""
     kind = (run["estimator"], run["depth"])
     return [row for row in table["rows"] if (row["estimator"], row["depth"]) == kind]
 
 
-def _on_images(table: Row, run: Row) -> list[Row]:
+def _on_images(table: Record, run: Record) -> list[Record]:
     return [row for row in measurements(table, run) if row["features"] > SMALL]
 
 
-def objective_of_run(table: Row, run: Row) -> str | None:
+def objective_of_run(table: Record, run: Record) -> str | None:
     """What a run maximised, as the measurements of its estimator say; None if there are none."""
     return next((row["objective"] for row in measurements(table, run)), None)
 
 
-def measured_variance(table: Row, run: Row, point: str | None = None) -> float | None:
+def measured_variance(table: Record, run: Record, point: str | None = None) -> float | None:
     """Of the whole gradient at a point: by default the start, which all runs have in common.
 
     Where the start was not measured, the next point that was stands for it.
@@ -56,7 +54,7 @@ def measured_variance(table: Row, run: Row, point: str | None = None) -> float |
     return sum(row["trace"] for row in chosen) / scale if scale > 0 else None
 
 
-def training_table(table: Row) -> str:
+def training_table(table: Record) -> str:
     """What each estimator reaches in the same steps, in Markdown; the lower of two bounds is the better."""
     runs = sorted(table["training"], key=lambda run: (run["depth"], run.get("nll") or math.inf))
     return markdown_table(
@@ -65,7 +63,7 @@ def training_table(table: Row) -> str:
     )
 
 
-def _reached(table: Row, run: Row) -> list[str]:
+def _reached(table: Record, run: Record) -> list[str]:
     if run.get("error"):
         return [run["error"], *["–"] * 6]
     milliseconds = next((row["milliseconds"] for row in _on_images(table, run)), None)
@@ -89,7 +87,7 @@ class Group:
 
     depth: int
     objective: str
-    runs: tuple[Row, ...]
+    runs: tuple[Record, ...]
 
     @property
     def short(self) -> str:
@@ -100,7 +98,7 @@ class Group:
     def nlls(self) -> list[float]:
         return [run["nll"] for run in self.runs]
 
-    def measured(self, table: Row, point: str | None = None) -> list[tuple[str, float, float]]:
+    def measured(self, table: Record, point: str | None = None) -> list[tuple[str, float, float]]:
         """The estimators whose variance was measured, it, and the NLL of their runs; see `measured_variance`."""
         return [
             (run["estimator"], variance, run["nll"])
@@ -109,9 +107,9 @@ class Group:
         ]
 
 
-def training_groups(table: Row) -> list[Group]:
+def training_groups(table: Record) -> list[Group]:
     """All finished runs by depth and objective, the best objective of each depth first."""
-    by_objective: dict[tuple[int, str], list[Row]] = {}
+    by_objective: dict[tuple[int, str], list[Record]] = {}
     for run in sorted(table["training"], key=lambda run: run.get("nll") or math.inf):
         objective = None if run.get("error") else objective_of_run(table, run)
         if objective is not None:
@@ -148,7 +146,7 @@ def ranks(values: Sequence[float]) -> list[float]:
     return [(order.index(value) + len(order) - 1 - order[::-1].index(value)) / 2 for value in values]
 
 
-def objective_table(table: Row) -> str:
+def objective_table(table: Record) -> str:
     """What each objective reaches, and how far variance tells its estimators' likelihoods, in Markdown."""
     lines = []
     for group in training_groups(table):

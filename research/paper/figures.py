@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from research.results import Results, damage_as_error
+from research.results import Record, Results, damage_as_error
 from research.rows import VARIANTS
 from research.samples import save_figure, show_samples
 from research.tables import kind_of
@@ -46,7 +46,7 @@ def draw_curves(results: Results, path: Path) -> None:
     save_figure(figure, path)
 
 
-def _curve(axes: Axes, run: dict[str, Any], colour: str) -> None:
+def _curve(axes: Axes, run: Record, colour: str) -> None:
     metrics, select = run["metrics"], run["config"]["select"]
     pairs = zip(metrics["epoch"], metrics["validation_nll"], strict=True)
     epochs, values = zip(*(pair for pair in pairs if pair[1] is not None), strict=True)
@@ -84,7 +84,7 @@ def draw_best(results: Results, path: Path) -> None:
     save_figure(figure, path)
 
 
-def _best(results: Results, families: tuple[str, ...], kind: str) -> tuple[str, dict[str, Any] | None]:
+def _best(results: Results, families: tuple[str, ...], kind: str) -> tuple[str, Record | None]:
     """Of some families, the reported run whose selection has the lowest NLL on validation data, and what it is."""
     finished = [
         (selection["evaluation"]["nll"], row, variant)

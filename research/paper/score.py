@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from research.experiment import Request, Trained
 from research.paper.rows import Reference
+from research.results import Record
 from xorflow import FactorisedBase, LatentFlow, evaluate
 from xorflow.data import Dataset, Split
 from xorflow.flows import GREEDY
@@ -18,7 +18,7 @@ _ELBO_SAMPLES = 10
 _BATCH = 2000
 
 
-def score(run: Trained) -> dict[str, Any]:
+def score(run: Trained) -> Record:
     """All figures of a trained flow on one part of its data.
 
     Returns:
@@ -44,13 +44,13 @@ def score(run: Trained) -> dict[str, Any]:
     return _headline(run.row.family, latent, shared) | shared
 
 
-def deterministic(known: Mapping[str, Any]) -> dict[str, Any]:
+def deterministic(known: Record) -> Record:
     """What a run itself reports of its deterministic flow, and of its layers."""
     copied = {key: known[key] for key in ("greedy_stderr", "refit_stderr", "layers")}
     return {"greedy": known["greedy_nll"], "refit": known["refit_nll"]} | copied
 
 
-def _headline(family: str, latent: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
+def _headline(family: str, latent: Record, shared: Record) -> Record:
     """The row's own likelihood: of the bijection, exact, or the sampled bound as in the paper."""
     greedy, error = shared["greedy"], shared["greedy_stderr"]
     if family == "straight-through":
@@ -81,7 +81,7 @@ def posterior_argmax(flow: LatentFlow, split: Split) -> float:
     return total / len(split)
 
 
-def reference(row: Reference, dataset: Dataset) -> dict[str, Any]:
+def reference(row: Reference, dataset: Dataset) -> Record:
     """The figure of a row that needs no training, exact, on the test data."""
     assert dataset.test is not None
     base = FactorisedBase(dataset.features, categories=dataset.categories)
@@ -96,7 +96,7 @@ def reference(row: Reference, dataset: Dataset) -> dict[str, Any]:
     return {"nll": nll, "kind": "exact", "stderr": stderr, "samples": None, "rows": len(dataset.test)}
 
 
-def compute(row: Reference, request: Request, dataset: Dataset) -> dict[str, Any]:
+def compute(row: Reference, request: Request, dataset: Dataset) -> Record:
     """The record of a row that needs no training."""
     del request
     return {"phase": "reference", "evaluation": reference(row, dataset.to("cpu"))}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from research.experiment import Experiment
 from research.paper.rows import NOTHING, REFERENCES, ROWS, Reference, Row
 from research.paper.score import compute, score
 from research.paper.table import write_paper
+from research.results import Record
 from research.rows import VARIANTS
 from research.tables import fixed, marked
 
 
-def _planned(row: Row | Reference) -> dict[str, Any]:
+def _planned(row: Row | Reference) -> Record:
     """All that a table must know about a row."""
     about = {"id": row.id, "title": row.title}
     if isinstance(row, Reference):
@@ -28,7 +27,7 @@ def _planned(row: Row | Reference) -> dict[str, Any]:
     }
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: Record) -> list[str]:
     """The paper's figures, ours and improved."""
     cells = [row["id"], fixed(row["paper"]["nll"]), fixed(row["paper"]["greedy"])]
     for figures in (row[variant] for variant in VARIANTS):

@@ -9,7 +9,7 @@ from typing import Any
 
 from research.paper.figures import draw_best, draw_curves
 from research.paper.published import PAPER_TABLE
-from research.results import Results, assembled, read_results, share_of_seconds, write_table
+from research.results import Record, Results, assembled, read_results, share_of_seconds, write_table
 from research.rows import VARIANTS
 from research.tables import fixed, kind_of, markdown_table
 from xorflow.training import spread
@@ -20,12 +20,12 @@ _FIGURES = ("nll", "greedy", "exact", "elbo", "kind", "stderr", "mean", "spread"
 # ---- the table as numbers ----
 
 
-def make_table(results: Results) -> dict[str, Any]:
+def make_table(results: Results) -> Record:
     """What `table.json` holds: a row for everything that is finished, in the order of the plan."""
     return assembled(results, _row)
 
 
-def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
+def _row(results: Results, planned: Record) -> Record | None:
     name = planned["id"]
     shared = {key: planned[key] for key in ("id", "title", "family", "paper")}
     if planned["family"] == "reference":
@@ -53,7 +53,7 @@ def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
     )
 
 
-def _variant(results: Results, row: str, variant: str) -> dict[str, Any] | None:
+def _variant(results: Results, row: str, variant: str) -> Record | None:
     """The figures of the selected seed, and their mean and spread over all seeds."""
     selected, finals = results.selected(row, variant), results.of(row, variant, "final")
     if selected is None:
@@ -89,7 +89,7 @@ def _last_change(results: Results, row: str, variant: str) -> float | None:
     return round(min(values[-1][1] - values[-2][1] for values in curves), 2) if curves else None
 
 
-def _validations(run: dict[str, Any] | None) -> list[list[Any]]:
+def _validations(run: Record | None) -> list[list[Any]]:
     """Epochs and the likelihood of validation data after them, by which weights are chosen."""
     if run is None:
         return []
@@ -100,13 +100,13 @@ def _validations(run: dict[str, Any] | None) -> list[list[Any]]:
 # ---- the table as text ----
 
 
-def markdown(table: dict[str, Any]) -> str:
+def markdown(table: Record) -> str:
     """What `table.md` holds: the table, the spread over seeds, and the layers, in Markdown."""
     tables = (main_table, spread_table, layer_table, posterior_table)
     return "\n\n".join([table["description"], *(text for make in tables if (text := make(table)))])
 
 
-def main_table(table: dict[str, Any]) -> str:
+def main_table(table: Record) -> str:
     """Ours beside the paper's."""
     return markdown_table(
         "row | >paper: NLL | >greedy | >ours: NLL | which is | >exact | >greedy | improved | "
@@ -121,7 +121,7 @@ def main_table(table: dict[str, Any]) -> str:
     )
 
 
-def _cells(figures: dict[str, Any] | None) -> list[str]:
+def _cells(figures: Record | None) -> list[str]:
     if figures is None:
         return ["–"] * 4
     error = "" if figures["stderr"] is None else f" ± {figures['stderr']:.1f}"
@@ -129,7 +129,7 @@ def _cells(figures: dict[str, Any] | None) -> list[str]:
     return [fixed(figures["nll"]) + error, kind_of(figures), exact, greedy]
 
 
-def _trained(table: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+def _trained(table: Record) -> Iterator[tuple[Record, str, Record]]:
     """Rows, what their trained variants are called, and their figures."""
     for row in table["rows"]:
         for variant in VARIANTS:
@@ -137,7 +137,7 @@ def _trained(table: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[
                 yield row, row["improvement"] if variant == "improved" else variant, row[variant]
 
 
-def spread_table(table: dict[str, Any]) -> str:
+def spread_table(table: Record) -> str:
     """Mean and spread over the seeds of each variant."""
     return markdown_table(
         "row | variant | >seeds | >NLL: mean | >std | >least to greatest | >greedy: mean | >std | >refitted | "
@@ -155,7 +155,7 @@ def spread_table(table: dict[str, Any]) -> str:
     )
 
 
-def layer_table(table: dict[str, Any]) -> str:
+def layer_table(table: Record) -> str:
     """What each layer of the deeper rows does."""
     return markdown_table(
         "row | variant | >layer | >entropy of its choices | >drawn flips | >greedy flips",
@@ -171,7 +171,7 @@ def layer_table(table: dict[str, Any]) -> str:
     )
 
 
-def posterior_table(table: dict[str, Any]) -> str:
+def posterior_table(table: Record) -> str:
     """The score that explains the paper's greedy column; it is no likelihood, and says so."""
     return markdown_table(
         "row | variant | >paper's greedy | >argmax of the posterior (not a likelihood) | >greedy through the generator",
@@ -186,7 +186,7 @@ def posterior_table(table: dict[str, Any]) -> str:
 _PIXELS, _P0 = 784, 0.9
 
 
-def meaning_table(demo: dict[str, Any]) -> str:
+def meaning_table(demo: Record) -> str:
     """The paper's own figures, against pixels that know nothing of each other."""
     level = demo["independent_nll"]
     floor, error = -_PIXELS * math.log(_P0), math.log(_P0 / (1 - _P0))
@@ -205,7 +205,7 @@ def meaning_table(demo: dict[str, Any]) -> str:
 # ---- files ----
 
 
-def write_paper(folder: Path) -> dict[str, Any]:
+def write_paper(folder: Path) -> Record:
     """Write `table.json`, `table.md` and the pictures from the result files in a folder; returns the table."""
     results = read_results(folder, "paper")
     table = write_table(folder, lambda: make_table(results), markdown)

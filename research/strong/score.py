@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 
 from research import results
 from research.experiment import Request, Trained
 from research.files import RunName, read_trained
+from research.results import Record
 from research.samples import SAMPLES, draw_samples, seconds_of_samples
 from research.strong.rows import MixedRow
 from xorflow import FactorisedBase, Flow, LatentFlow, Mixture, data, evaluate
@@ -27,7 +27,7 @@ _FIXED_P0 = 0.9
 """Of the paper's base."""
 
 
-def score(run: Trained) -> dict[str, Any]:
+def score(run: Trained) -> Record:
     """All figures of a model on the test data, here of the first draw; of a selection, what the run itself reports."""
     flow, split, known = run.flow, run.split, run.known
     if run.phase == "select":
@@ -73,7 +73,7 @@ def _on_fixed_base(flow: LatentFlow) -> Flow:
     return Flow(flow.greedy().layers, base.to(flow.device, flow.dtype))
 
 
-def mix(row: MixedRow, request: Request, dataset: Dataset) -> dict[str, Any] | None:
+def mix(row: MixedRow, request: Request, dataset: Dataset) -> Record | None:
     """The record of a mixture of finished runs; None as long as one of them, or its weights, is missing."""
     names = [RunName(row.part, "ours", seed, "final") for seed in range(row.part.seeds)]
     folders = [name.folder(request.work / request.budget.name) for name in names]

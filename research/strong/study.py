@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from research.experiment import Experiment
+from research.results import Record
 from research.rows import TrainedRow
 from research.strong.rows import MIXED_ROWS, STRONG_BUDGETS, STRONG_ROWS, MixedRow
 from research.strong.score import mix, score
@@ -12,7 +11,7 @@ from research.strong.table import write_strong
 from research.tables import fixed
 
 
-def _planned(row: TrainedRow | MixedRow) -> dict[str, Any]:
+def _planned(row: TrainedRow | MixedRow) -> Record:
     """All that a table must know about a row."""
     about = {"id": row.id, "title": row.title}
     if isinstance(row, MixedRow):
@@ -20,7 +19,7 @@ def _planned(row: TrainedRow | MixedRow) -> dict[str, Any]:
     return about | {"recipe": row.options().recipe, "part": None, "family": "trained"}
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: Record) -> list[str]:
     """Its likelihoods, and the minutes of its training."""
     figures = (row["nll"], row["train_nll"], row["refit"], row["seconds"] / 60)
     return [row["id"], *(fixed(value, 2) for value in figures)]

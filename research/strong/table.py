@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
-from research.results import Results, assembled, read_results, write_table
+from research.results import Record, Results, assembled, read_results, write_table
 from research.samples import save_figure, show_samples
 from research.tables import markdown_table
 from xorflow.training import spread
@@ -21,11 +20,11 @@ _COPIED = (
 # ---- the table as numbers ----
 
 
-def make_strong_table(results: Results) -> dict[str, Any]:
+def make_strong_table(results: Results) -> Record:
     """What `table.json` holds: a row for everything that is finished, in the order of the plan."""
     table = assembled(results, _row)
 
-    def level(row: dict[str, Any]) -> tuple[float, bool]:
+    def level(row: Record) -> tuple[float, bool]:
         """On validation data; a mixture comes before its part."""
         runs = results.of(row["part"] or row["id"], _VARIANT, "select")
         return min((run["selection"]["nll"] for run in runs), default=float("inf")), row["part"] is None
@@ -34,7 +33,7 @@ def make_strong_table(results: Results) -> dict[str, Any]:
     return table | {"shown": None if best is None else best["id"]}
 
 
-def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
+def _row(results: Results, planned: Record) -> Record | None:
     """Likelihoods are of the first seed, by which the recipe was selected; `each` has those of all seeds."""
     finals = _finals(results, planned["id"])
     if not finals:
@@ -56,7 +55,7 @@ def _row(results: Results, planned: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _finals(results: Results, name: str) -> list[dict[str, Any]]:
+def _finals(results: Results, name: str) -> list[Record]:
     """The final runs of a row by seed, or the mixture."""
     return sorted(
         (run for run in results.runs if run["row"] == name and run["phase"] != "select"),
@@ -67,12 +66,12 @@ def _finals(results: Results, name: str) -> list[dict[str, Any]]:
 # ---- the table as text ----
 
 
-def strong_markdown(table: dict[str, Any]) -> str:
+def strong_markdown(table: Record) -> str:
     """What `table.md` holds."""
     return f"{table['description']}\n\n{strong_tables(table)}"
 
 
-def strong_tables(table: dict[str, Any]) -> str:
+def strong_tables(table: Record) -> str:
     """The likelihoods, latent and deterministic, then what they cost."""
     rows = table["rows"]
     likelihoods = markdown_table(
@@ -103,7 +102,7 @@ def strong_tables(table: dict[str, Any]) -> str:
     return f"{likelihoods}\n\n{deterministic}\n\n{costs}"
 
 
-def _likelihoods(row: dict[str, Any]) -> list[str]:
+def _likelihoods(row: Record) -> list[str]:
     draws, components = row["draws"]["nll"], row["components"]
     return [
         *(row["title"], f"`{row['recipe']}`", f"{row['nll']:.2f} ± {row['stderr']:.2f}"),
@@ -126,7 +125,7 @@ def _time(seconds: float) -> str:
 # ---- files ----
 
 
-def write_strong(folder: Path) -> dict[str, Any]:
+def write_strong(folder: Path) -> Record:
     """`table.json`, `table.md` and `samples.png` beside the runs; returns the table."""
     results = read_results(folder, "strong")
     table = write_table(folder, lambda: make_strong_table(results), strong_markdown)
