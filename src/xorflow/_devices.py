@@ -143,11 +143,6 @@ def has_kernels(device: torch.device) -> bool:
     return captures(device) and has_triton()
 
 
-def usable(tensor: Tensor) -> bool:
-    """Whether a kernel can work on this tensor."""
-    return has_kernels(tensor.device)
-
-
 def rounds_products(device: torch.device, precision: str) -> bool:
     """Whether a run's float32 products may round their operands to TF32."""
     return captures(device) and precision in ("auto", "tf32")

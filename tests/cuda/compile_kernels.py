@@ -25,9 +25,9 @@ _SIZES = {"rows": "i32", "width": "i32"}
 
 # by kernel: types of its arguments, its constants, options of its launch
 KERNELS: dict[str, tuple[dict[str, str], dict[str, object], dict[str, int]]] = {
-    "_marginal_forward": (_MARGINAL | {"out": "*fp32", "width": "i32", "group": "i32"}, {"BLOCK": 1024}, {}),
+    "_marginal_forward": (_MARGINAL | {"out": "*fp32", "width": "i32"}, {"BLOCK": 1024}, {}),
     "_marginal_backward": (
-        {"g": "*fp32"} | _MARGINAL | {"g_logits": "*fp32", "g_base": "*fp32", "group": "i32", "width": "i32"},
+        {"g": "*fp32"} | _MARGINAL | {"g_logits": "*fp32", "g_base": "*fp32"} | _SIZES,
         {"ROWS": 128, "COLS": 8},
         {"num_warps": 4},
     ),
@@ -42,16 +42,16 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, object], dict[str, int]]] = {
     ),
     "_binarise_once": ({"intensities": "*u8", "out": "*u8", "key": "*i64", "count": "i32"}, {"BLOCK": 256}, {}),
     "_column_sums": ({"values": "*fp32", "out": "*fp32"} | _SIZES, {"ROWS": 128, "COLS": 8}, {"num_warps": 4}),
-    "_zero_beyond": ({"values": "*fp32", "seen": "*i32"} | _SIZES, {"BLOCK": 1024}, {"num_warps": 4}),
+    "_zero_beyond": ({"values": "*fp32", "seen": "*i32", "width": "i32"}, {"BLOCK": 1024}, {"num_warps": 4}),
     "_draw_rows": (
-        {"intensities": "*u8", "rows": "*i64", "seeds": "*i64", "counter": "*i64", "ahead": "i32", "out": "*fp32"}
-        | {"width": "i32", "group": "i32"},
+        {"intensities": "*u8", "rows": "*i64", "seed": "*i64", "counter": "*i64", "ahead": "i32", "out": "*fp32"}
+        | {"width": "i32"},
         {"BLOCK": 256},
         {"num_warps": 4},
     ),
     "_adam": (_ADAM | {"size": "i32"} | _RATES, {"DECOUPLED": False, "BLOCK": 1024}, {"num_warps": 4}),
     "_adam_masked": (
-        _ADAM | {"seen": "*i32"} | _SIZES | _RATES, {"DECOUPLED": True, "BLOCK": 1024}, {"num_warps": 4}
+        _ADAM | {"seen": "*i32", "width": "i32"} | _RATES, {"DECOUPLED": True, "BLOCK": 1024}, {"num_warps": 4}
     ),
 }  # fmt: skip
 

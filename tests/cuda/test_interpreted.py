@@ -20,13 +20,13 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("kernels_on_cpu")
 
 
-@pytest.mark.parametrize(("groups", "rows", "features"), [(1, 1, 1), (1, 7, 33), (3, 5, 20)])
-def test_marginal_matches_float64_autograd(groups: int, rows: int, features: int) -> None:
+@pytest.mark.parametrize(("rows", "features"), [(1, 1), (7, 33), (150, 20)])
+def test_marginal_matches_float64_autograd(rows: int, features: int) -> None:
     generator = torch.Generator().manual_seed(rows)
-    logits = 4 * torch.randn(groups, rows, features, generator=generator)
-    x = torch.randint(2, (groups, rows, features), generator=generator).float()
-    base = 3 * torch.randn(groups, features, generator=generator)
-    weights = torch.randn(groups, rows, generator=generator)
+    logits = 4 * torch.randn(rows, features, generator=generator)
+    x = torch.randint(2, (rows, features), generator=generator).float()
+    base = 3 * torch.randn(features, generator=generator)
+    weights = torch.randn(rows, generator=generator)
 
     def plain(phi: torch.Tensor, state: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         at_one, at_zero = torch.nn.functional.logsigmoid(b), torch.nn.functional.logsigmoid(-b)
@@ -36,7 +36,7 @@ def test_marginal_matches_float64_autograd(groups: int, rows: int, features: int
 
     def outcomes(function: Any, dtype: torch.dtype) -> list[torch.Tensor]:
         phi, b = (t.clone().to(dtype).requires_grad_() for t in (logits, base))
-        value = torch.vmap(function)(phi, x.to(dtype), b)
+        value = function(phi, x.to(dtype), b)
         (value * weights.to(dtype)).sum().backward()
         assert phi.grad is not None
         assert b.grad is not None
@@ -94,7 +94,7 @@ def test_sampling_is_one_pass_for_each_feature(
     assert torch.equal(found, x)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (40, 33), (3, 10, 7)])
+@pytest.mark.parametrize("shape", [(1, 1), (40, 33), (150, 7)])
 def test_column_sums(shape: tuple[int, ...]) -> None:
     values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(kernels.column_sums(values), values.sum(-2), rtol=1e-6, atol=1e-6)
@@ -106,10 +106,10 @@ def _prefixes(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     return seen, (torch.arange(width) < seen[:, None]).float()
 
 
-@pytest.mark.parametrize(("runs", "rows", "width"), [(1, 1, 1), (2, 5, 33)])
-def test_what_lies_beyond_is_zero_and_the_rest_untouched(runs: int, rows: int, width: int) -> None:
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (5, 33)])
+def test_what_lies_beyond_is_zero_and_the_rest_untouched(rows: int, width: int) -> None:
     seen, mask = _prefixes(rows, width)
-    values = torch.randn(runs, rows, width)
+    values = torch.randn(rows, width)
     assert torch.equal(kernels.zero_beyond(values.clone(), seen), values * mask)
 
 
@@ -157,16 +157,17 @@ def _philox4x32(counter: list[np.ndarray], seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("width", [1, 21])
-def test_drawn_rows_are_a_function_of_seed_step_and_place(width: int) -> None:
+@pytest.mark.parametrize("seed", [0, 5, 2**39 + 7])
+def test_drawn_rows_are_a_function_of_seed_step_and_place(seed: int, width: int) -> None:
     generator = torch.Generator().manual_seed(width)
     grey = torch.randint(0, 256, (30, width), dtype=torch.uint8, generator=generator)
-    rows = torch.randint(30, (3 * 5,), generator=generator)
-    seeds, counter, ahead = torch.tensor([0, 5, 2**39 + 7]), torch.tensor([2**32 + 3]), 4
-    found = kernels.draw_rows(grey, rows, seeds, counter, ahead).numpy()
+    rows = torch.randint(30, (5,), generator=generator)
+    counter, ahead = torch.tensor([2**32 + 3]), 4
+    found = kernels.draw_rows(grey, rows, torch.tensor([seed]), counter, ahead).numpy()
     step, quads = int(counter) + ahead, np.arange(-(-width // 4))
     for line, row in enumerate(rows.tolist()):
-        words = [quads, *(np.full_like(quads, n) for n in (line % 5, step & 0xFFFFFFFF, step >> 32))]
-        drawn = _philox4x32(words, int(seeds[line // 5])).reshape(-1)[:width]
+        words = [quads, *(np.full_like(quads, n) for n in (line, step & 0xFFFFFFFF, step >> 32))]
+        drawn = _philox4x32(words, seed).reshape(-1)[:width]
         values = grey[row].numpy().astype(np.uint64)
         expected = (values > 0) & (drawn <= values * np.uint64(0x01010101))
         assert np.array_equal(found[line] == 1, expected)

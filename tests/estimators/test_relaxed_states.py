@@ -12,7 +12,6 @@ from xorflow import MADE, Layer, ModelError, ModularAffine, ModularShift, Transf
 from xorflow._states import Alphabet, Layout
 from xorflow.estimators.relaxed_states import (
     Relaxed,
-    corners,
     moved,
     relaxed_rewards,
     straight_through,
@@ -99,7 +98,7 @@ def hard(alphabet: Alphabet, *lead: int, seed: int = 0) -> tuple[Tensor, Tensor]
     integers = torch.randint(60, (*lead, alphabet.features), generator=generator) % torch.tensor(
         alphabet.sizes
     )
-    return alphabet.integers(integers), corners(integers, Layout(alphabet), torch.float64).requires_grad_()
+    return alphabet.integers(integers), Layout(alphabet).corners(integers, torch.float64).requires_grad_()
 
 
 def assert_moved(transform: Transform, x: Relaxed, u: Relaxed, leaves: list[Tensor]) -> None:
@@ -151,7 +150,7 @@ def test_hard_choices_of_hard_states_have_straight_through_gradients(name, leads
     assert_moved(transform, Relaxed(of_x, x), Relaxed(of_u, u), [of_x, of_u])
     found = moved(layer_of(transform), Layout(transform.states), Relaxed(of_x, x), Relaxed(of_u, u))
     assert torch.equal(found.integers, transform.to_base(x, u))
-    assert torch.equal(found.values, corners(found.integers, Layout(transform.states), torch.float64))
+    assert torch.equal(found.values, Layout(transform.states).corners(found.integers, torch.float64))
 
 
 @NAMES
@@ -160,8 +159,8 @@ def test_every_corner(name):
     x = all_states(transform.states.sizes)
     for u in all_states(transform.choices.sizes)[::7]:
         states, choices = Layout(transform.states), Layout(transform.choices)
-        of_x, of_u = corners(x, states, torch.float64), corners(u.expand_as(x), choices, torch.float64)
-        expected = corners(transform.to_base(x, u.expand_as(x)), states, torch.float64)
+        of_x, of_u = states.corners(x, torch.float64), choices.corners(u.expand_as(x), torch.float64)
+        expected = states.corners(transform.to_base(x, u.expand_as(x)), torch.float64)
         for some in (Relaxed(of_x), Relaxed(of_x, x), Relaxed.of(x, states, torch.float64)):
             for chosen in (Relaxed(of_u), Relaxed(of_u, u.expand_as(x))):
                 assert torch.equal(moved(layer_of(transform), states, some, chosen).values, expected)
@@ -212,7 +211,7 @@ def test_straight_through_is_exactly_hard_and_passes_the_gradient_on(sizes, dtyp
     values = soft(layout.alphabet, 50).detach().to(dtype).requires_grad_()
     integers, _ = hard(layout.alphabet, 50)
     relaxed = straight_through(integers, values, layout)
-    assert torch.equal(relaxed.values, corners(integers, layout, dtype))
+    assert torch.equal(relaxed.values, layout.corners(integers, dtype))
     (slope,) = torch.autograd.grad(relaxed.values.sum(), values)
     assert torch.equal(slope, torch.ones_like(values))
 
@@ -235,7 +234,7 @@ def test_two_soft_operands_are_refused_beyond_a_limit():
             ModelError, match=r"for K up to 256; got 257: use st-gumbel, whose states are hard"
         ):
             moved(layer, states, after, Relaxed(u))
-        chosen = Relaxed(corners(integers, layer.layout, torch.float64), integers)
+        chosen = Relaxed(layer.layout.corners(integers, torch.float64), integers)
         assert moved(layer, states, Relaxed(x.values, integers), chosen).integers.tolist() == [[0, 0]]
 
 
@@ -244,14 +243,14 @@ def test_rewards_are_linear_and_those_of_integers_in_the_corners(name):
     base = zoo.make(name).base
     y = all_states(base.states.sizes)
     with torch.no_grad():
-        found = relaxed_rewards(base, corners(y, base.layout, torch.float64))
+        found = relaxed_rewards(base, base.layout.corners(y, torch.float64))
         torch.testing.assert_close(found, base.log_prob(y), rtol=0, atol=1e-14)
         one, other = soft(base.states, 4), soft(base.states, 4, seed=1)
         ends = relaxed_rewards(base, one), relaxed_rewards(base, other)
         middle = relaxed_rewards(base, 0.3 * one + 0.7 * other)
         torch.testing.assert_close(middle, 0.3 * ends[0] + 0.7 * ends[1], rtol=0, atol=1e-12)
     tables = [torch.arange(float(t.numel()), dtype=torch.float64).reshape(t.shape) for t in base.log_table()]
-    instead = relaxed_rewards(base, corners(y, base.layout, torch.float64), tables)
+    instead = relaxed_rewards(base, base.layout.corners(y, torch.float64), tables)
     assert not torch.allclose(instead, found)
 
 

@@ -8,7 +8,7 @@ import zoo
 from enumeration import all_states, base_table_lookup, gradient, joint
 from xorflow import LatentFlow, ModelError
 from xorflow.estimators import StraightThrough, relaxed_states
-from xorflow.estimators.relaxed_states import RelaxedPoint, corners
+from xorflow.estimators.relaxed_states import RelaxedPoint
 from xorflow.flows import GREEDY
 from xorflow.flows.choices import outcomes
 
@@ -185,4 +185,4 @@ def test_relaxed_states_stay_integers():
             u = relaxed_states.straight_through(choices.mode(), choices.mean, layer.layout)
             point = point.after(flow, u)
             for relaxed, layout in ((u, layer.layout), (point.state, flow.base.layout)):
-                assert torch.equal(relaxed.values, corners(relaxed.integers, layout, flow.dtype))
+                assert torch.equal(relaxed.values, layout.corners(relaxed.integers, flow.dtype))

@@ -20,7 +20,7 @@ from xorflow import (
 )
 from xorflow._math import enumerate_states
 from xorflow._states import Layout
-from xorflow.estimators.relaxed_states import Relaxed, corners, moved
+from xorflow.estimators.relaxed_states import Relaxed, moved
 from xorflow.flows import Point, with_base
 
 BITS, TRITS = (2, 2, 2), (3, 3)
@@ -158,9 +158,9 @@ def test_relaxed_forms_are_exact_on_integers(name: str) -> None:
         x = enumerate_states(transform.states.sizes)
         states, choices = Layout(transform.states), Layout(transform.choices)
         net = MADE(x.shape[1], (), categories=transform.states.sizes, choices=transform.choices.sizes)
-        of_x, of_u = corners(x, states, torch.float64), corners(u.expand_as(x), choices, torch.float64)
+        of_x, of_u = states.corners(x, torch.float64), choices.corners(u.expand_as(x), torch.float64)
         y = moved(Layer(net, transform), states, Relaxed(of_x), Relaxed(of_u))
-        assert torch.equal(y.values, corners(transform.to_base(x, u.expand_as(x)), states, torch.float64))
+        assert torch.equal(y.values, states.corners(transform.to_base(x, u.expand_as(x)), torch.float64))
 
 
 def test_xor_by_any_name_takes_the_closed_form() -> None:

@@ -160,16 +160,17 @@ def _philox4x32(counter: list[np.ndarray], seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("width", [1, 21, 784, 1500])
-def test_drawn_rows_are_a_function_of_seed_step_and_place(width: int) -> None:
+@pytest.mark.parametrize("seed", [0, 5, 2**39 + 7])
+def test_drawn_rows_are_a_function_of_seed_step_and_place(seed: int, width: int) -> None:
     generator = torch.Generator().manual_seed(width)
     grey = torch.randint(0, 256, (30, width), dtype=torch.uint8, generator=generator)
-    rows = torch.randint(30, (3 * 5,), generator=generator)
-    seeds, counter, ahead = torch.tensor([0, 5, 2**39 + 7]), torch.tensor([2**32 + 3]), 4
-    found = kernels.draw_rows(grey.cuda(), rows.cuda(), seeds.cuda(), counter.cuda(), ahead).cpu().numpy()
+    rows = torch.randint(30, (5,), generator=generator)
+    seeds, counter, ahead = torch.tensor([seed], device=CUDA), torch.tensor([2**32 + 3]), 4
+    found = kernels.draw_rows(grey.cuda(), rows.cuda(), seeds, counter.cuda(), ahead).cpu().numpy()
     step, quads = int(counter) + ahead, np.arange(-(-width // 4))
     for line, row in enumerate(rows.tolist()):
-        words = [quads, *(np.full_like(quads, n) for n in (line % 5, step & 0xFFFFFFFF, step >> 32))]
-        drawn = _philox4x32(words, int(seeds[line // 5])).reshape(-1)[:width]
+        words = [quads, *(np.full_like(quads, n) for n in (line, step & 0xFFFFFFFF, step >> 32))]
+        drawn = _philox4x32(words, seed).reshape(-1)[:width]
         values = grey[row].numpy().astype(np.uint64)
         expected = (values > 0) & (drawn <= values * np.uint64(0x01010101))
         assert np.array_equal(found[line] == 1, expected)
@@ -186,7 +187,7 @@ def test_drawn_rows_have_the_law_of_their_intensities() -> None:
     assert bool(((means - p).abs() <= 5 * (p * (1 - p) / (16 * 4096)).sqrt()).all())  # 5 standard errors
 
 
-@pytest.mark.parametrize(("runs", "rows", "features"), [(1, 1, 1), (3, 7, 33), (8, 256, 784), (2, 300, 1000)])
+@pytest.mark.parametrize(("runs", "rows", "features"), [(1, 1, 1), (3, 7, 33), (2, 300, 1000)])
 def test_the_marginal_under_vmap_is_the_plain_one(runs: int, rows: int, features: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     logits = (4 * torch.randn(runs, rows, features, generator=generator)).to(CUDA)
@@ -213,13 +214,7 @@ def test_the_marginal_under_vmap_is_the_plain_one(runs: int, rows: int, features
         assert float((ours - reference).norm() / reference.norm()) < 1e-5
 
 
-@pytest.mark.parametrize(("runs", "rows", "width"), [(1, 1, 1), (8, 256, 784), (3, 1000, 33)])
-def test_column_sums_of_a_stack(runs: int, rows: int, width: int) -> None:
-    values = torch.randn(runs, rows, width, device=CUDA)
-    torch.testing.assert_close(kernels.column_sums(values), values.sum(1), rtol=1e-5, atol=1e-4)
-
-
-SHAPES = [(1, 1, 1), (2, 5, 33), (3, 64, 16), (8, 1024, 784), (2, 3, 2500)]
+SHAPES = [(1, 1), (5, 33), (64, 16), (1024, 784), (3, 2500)]
 
 
 def _prefixes(rows: int, width: int) -> tuple[Tensor, Tensor]:
@@ -228,19 +223,19 @@ def _prefixes(rows: int, width: int) -> tuple[Tensor, Tensor]:
     return seen, (torch.arange(width, device=CUDA) < seen[:, None]).float()
 
 
-@pytest.mark.parametrize(("runs", "rows", "width"), SHAPES)
-def test_what_lies_beyond_is_zero_and_the_rest_untouched(runs: int, rows: int, width: int) -> None:
+@pytest.mark.parametrize(("rows", "width"), SHAPES)
+def test_what_lies_beyond_is_zero_and_the_rest_untouched(rows: int, width: int) -> None:
     seen, mask = _prefixes(rows, width)
-    values = torch.randn(runs, rows, width, device=CUDA)
+    values = torch.randn(rows, width, device=CUDA)
     assert torch.equal(kernels.zero_beyond(values.clone(), seen), values * mask)
 
 
-@pytest.mark.parametrize(("runs", "rows", "width"), SHAPES)
+@pytest.mark.parametrize(("rows", "width"), SHAPES)
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_adam_passes_over_masked_weights(runs: int, rows: int, width: int, decoupled: bool) -> None:
+def test_adam_passes_over_masked_weights(rows: int, width: int, decoupled: bool) -> None:
     seen, mask = _prefixes(rows, width)
-    start = [torch.randn(runs, rows, width, device=CUDA) * mask for _ in range(3)]
-    square = torch.rand(runs, rows, width, device=CUDA) * mask
+    start = [torch.randn(rows, width, device=CUDA) * mask for _ in range(3)]
+    square = torch.rand(rows, width, device=CUDA) * mask
     results = []
     for known in (None, seen):
         p, g, m = (t.clone() for t in start)

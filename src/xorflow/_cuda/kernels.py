@@ -18,12 +18,10 @@ from xorflow._math import Function
 def marginal_total(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
     r""":math:`\sum_d \log((1 - f_d)\, p_d(x_d) + f_d\, p_d(1 - x_d))` of binary features, (B,), in one launch each way.
 
-    Under `torch.vmap` over all three it is still one launch each way.
-
     Args:
         logits: log-odds of u, (B, D) float32.
         x: states in {0, 1}, (B, D) float32, without gradient.
-        base_logits: log-odds of y, (D,) float32; or (G, D), one for each of G equal groups of rows that follow each other.
+        base_logits: log-odds of y, (D,) float32.
     """
     total: Tensor = _MarginalTotal.apply(logits.contiguous(), x.contiguous(), base_logits.contiguous())  # pyright: ignore[reportAssignmentType]
     return total
@@ -50,16 +48,8 @@ class _MarginalTotal(Function):
         return g_logits, None, g_base
 
     @staticmethod
-    def vmap(info, in_dims, logits: Tensor, x: Tensor, base_logits: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        if x.requires_grad:  # hidden from whoever asked under vmap
-            raise NotImplementedError("this kernel has no gradient for the state")
-        runs = info.batch_size
-        logits, x = (
-            (t.expand(runs, *t.shape) if dim is None else t.movedim(dim, 0)).flatten(0, 1)
-            for t, dim in ((logits, in_dims[0]), (x, in_dims[1]))
-        )
-        base_logits = base_logits if in_dims[2] is None else base_logits.movedim(in_dims[2], 0)
-        return marginal_total(logits, x, base_logits).unflatten(0, (runs, -1)), 0
+    def vmap(info, in_dims, *inputs: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _MarginalTotal.one_after_the_other(info, in_dims, *inputs), 0
 
 
 def decode_made(
@@ -101,20 +91,20 @@ def philox_uniforms(
 
 
 def column_sums(values: Tensor) -> Tensor:
-    """The sums (..., D) of contiguous float32 values (..., B, D) over their rows, in a fixed order."""
+    """The sums (D,) of contiguous float32 values (B, D) over their rows, in a fixed order."""
     from xorflow._cuda import triton_kernels
 
     return triton_kernels.column_sums(values)
 
 
 def zero_beyond(values: Tensor, seen: Tensor) -> Tensor:
-    """Set to zero, in place, what lies beyond the first `seen` (R,) columns of each row of contiguous float32 (..., R, C)."""
+    """Set to zero, in place, what lies beyond the first `seen` (R,) columns of each row of contiguous float32 (R, C)."""
     from xorflow._cuda import triton_kernels
 
     return triton_kernels.zero_beyond(values, seen)
 
 
-def draw_rows(intensities: Tensor, rows: Tensor, seeds: Tensor, counter: Tensor, ahead: int) -> Tensor:
+def draw_rows(intensities: Tensor, rows: Tensor, seed: Tensor, counter: Tensor, ahead: int) -> Tensor:
     """float32 (R, D): 1 with probability v / 255 for the intensities v of the rows chosen, drawn in the same launch.
 
     The draw is a function of a run's seed, the step, the place in the batch and the feature, by Philox4x32: it needs no state,
@@ -122,14 +112,14 @@ def draw_rows(intensities: Tensor, rows: Tensor, seeds: Tensor, counter: Tensor,
 
     Args:
         intensities: (N, D) uint8.
-        rows: (R,) int64, the batches of all runs one after the other.
-        seeds: (K,) int64, of the runs.
+        rows: (R,) int64.
+        seed: (1,) int64, of the run, on the device.
         counter: (1,) int64, a number of a step, on the device.
         ahead: how many steps after that one.
     """
     from xorflow._cuda import triton_kernels
 
-    return triton_kernels.draw_rows(intensities.contiguous(), rows.contiguous(), seeds, counter, ahead)
+    return triton_kernels.draw_rows(intensities.contiguous(), rows.contiguous(), seed, counter, ahead)
 
 
 def binarise_once(intensities: Tensor, seed: int, stream: int) -> Tensor:
@@ -164,7 +154,7 @@ def adam(
         eps: added to the root.
         weight_decay: of the parameter.
         decoupled: decay the weight itself instead of adding to its gradient.
-        seen: of a parameter (..., R, C), how many columns (R,) of each row are not masked; the others, zero like their
+        seen: of a parameter (R, C), how many columns (R,) of each row are not masked; the others, zero like their
             gradient, are passed over.
     """
     from xorflow._cuda import triton_kernels

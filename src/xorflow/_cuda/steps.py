@@ -63,13 +63,13 @@ class RowsOnDevice:
 
     def __init__(self, intensities: Tensor, context: Tensor | None, seed: int) -> None:
         self._intensities, self._context = intensities, context
-        self._seeds = torch.tensor([seed], device=intensities.device)
-        self._start = torch.zeros_like(self._seeds)
+        self._seed = torch.tensor([seed], device=intensities.device)
+        self._start = torch.zeros_like(self._seed)
 
     def __call__(self, rows: Tensor, number: int | StepNumber) -> tuple[Tensor, Tensor | None]:
         """The rows, uint8, and their context."""
         step = StepNumber(self._start, number) if isinstance(number, int) else number
-        x = kernels.draw_rows(self._intensities, rows, self._seeds, step.counter, step.ahead)
+        x = kernels.draw_rows(self._intensities, rows, self._seed, step.counter, step.ahead)
         return x.to(torch.uint8), None if self._context is None else self._context.index_select(0, rows)
 
 

@@ -14,13 +14,13 @@ def _softplus(z):
 
 
 @triton.jit
-def _marginal_forward(logits, x, base, out, width, group, BLOCK: tl.constexpr):
+def _marginal_forward(logits, x, base, out, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < width
     phi = tl.load(logits + row * width + cols, mask=inside, other=0.0)
     sign = 2.0 * tl.load(x + row * width + cols, mask=inside, other=0.0) - 1.0
-    signed = sign * tl.load(base + (row // group) * width + cols, mask=inside, other=0.0)
+    signed = sign * tl.load(base + cols, mask=inside, other=0.0)
     # log p(x) + log((1 - f) + f p(1 - x) / p(x)), mirrored where f > 1/2, so that nothing cancels
     signed = tl.where(phi > 0.0, -signed, signed)
     phi = -tl.abs(phi)
@@ -30,45 +30,41 @@ def _marginal_forward(logits, x, base, out, width, group, BLOCK: tl.constexpr):
 
 @triton.jit
 def _marginal_backward(
-    g, logits, x, base, g_logits, g_base, group, width, ROWS: tl.constexpr, COLS: tl.constexpr
+    g, logits, x, base, g_logits, g_base, rows, width, ROWS: tl.constexpr, COLS: tl.constexpr
 ):
-    # one program for a few columns and all rows of a base: its gradient is summed in a fixed order
+    # one program for a few columns and all rows: the base's gradient is summed in a fixed order
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
     inside_cols = cols < width
-    run = tl.program_id(1).to(tl.int64)
-    b = tl.load(base + run * width + cols, mask=inside_cols, other=0.0)[None, :]
+    b = tl.load(base + cols, mask=inside_cols, other=0.0)[None, :]
     total = tl.zeros((ROWS, COLS), dtype=tl.float32)
-    for first in range(0, group, ROWS):
+    for first in range(0, rows, ROWS):
         lines = first + tl.arange(0, ROWS)
-        inside = (lines < group)[:, None] & inside_cols[None, :]
-        place = (run * group + lines)[:, None] * width + cols[None, :]
+        inside = (lines < rows)[:, None] & inside_cols[None, :]
+        place = lines.to(tl.int64)[:, None] * width + cols[None, :]
         phi = tl.load(logits + place, mask=inside, other=0.0)
         sign = 2.0 * tl.load(x + place, mask=inside, other=0.0) - 1.0
-        weight = tl.load(g + run * group + lines, mask=lines < group, other=0.0)[:, None]
+        weight = tl.load(g + lines, mask=lines < rows, other=0.0)[:, None]
         signed = sign * b
         mirror = tl.where(phi > 0.0, -1.0, 1.0)
         far = tl.sigmoid(mirror * (phi - signed))
         tl.store(g_logits + place, weight * mirror * (far - tl.sigmoid(-tl.abs(phi))), mask=inside)
         chosen = tl.where(phi > 0.0, 1.0 - far, far)
         total += tl.where(inside, weight * sign * (tl.sigmoid(-signed) - chosen), 0.0)
-    tl.store(g_base + run * width + cols, tl.sum(total, 0), mask=inside_cols)
+    tl.store(g_base + cols, tl.sum(total, 0), mask=inside_cols)
 
 
 def marginal_forward(logits: Tensor, x: Tensor, base_logits: Tensor) -> Tensor:
     rows, width = logits.shape
     out = logits.new_empty(rows)
-    group = rows * width // base_logits.numel()
-    _marginal_forward[(rows,)](logits, x, base_logits, out, width, group, BLOCK=triton.next_power_of_2(width))
+    _marginal_forward[(rows,)](logits, x, base_logits, out, width, BLOCK=triton.next_power_of_2(width))
     return out
 
 
 def marginal_backward(g: Tensor, logits: Tensor, x: Tensor, base_logits: Tensor) -> tuple[Tensor, Tensor]:
     rows, width = logits.shape
     g_logits, g_base = torch.empty_like(logits), torch.empty_like(base_logits)
-    runs = base_logits.numel() // width
-    grid = (triton.cdiv(width, 8), runs)
-    _marginal_backward[grid](
-        g, logits, x, base_logits, g_logits, g_base, rows // runs, width, ROWS=128, COLS=8, num_warps=4
+    _marginal_backward[(triton.cdiv(width, 8),)](
+        g, logits, x, base_logits, g_logits, g_base, rows, width, ROWS=128, COLS=8, num_warps=4
     )
     return g_logits, g_base
 
@@ -213,21 +209,19 @@ def binarise_once(intensities: Tensor, seed: int, stream: int) -> Tensor:
 @triton.jit
 def _column_sums(values, out, rows, width, ROWS: tl.constexpr, COLS: tl.constexpr):
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    run = tl.program_id(1).to(tl.int64)
-    values += run * rows * width
     total = tl.zeros((ROWS, COLS), dtype=tl.float32)
     for first in range(0, rows, ROWS):
         lines = first + tl.arange(0, ROWS)
         inside = (lines < rows)[:, None] & (cols < width)[None, :]
-        total += tl.load(values + lines[:, None] * width + cols[None, :], mask=inside, other=0.0)
-    tl.store(out + run * width + cols, tl.sum(total, 0), mask=cols < width)
+        place = lines.to(tl.int64)[:, None] * width + cols[None, :]
+        total += tl.load(values + place, mask=inside, other=0.0)
+    tl.store(out + cols, tl.sum(total, 0), mask=cols < width)
 
 
 def column_sums(values: Tensor) -> Tensor:
-    rows, width = values.shape[-2:]
-    out = values.new_empty(*values.shape[:-2], width)
-    runs = out.numel() // width
-    _column_sums[(triton.cdiv(width, 8), runs)](values, out, rows, width, ROWS=128, COLS=8, num_warps=4)
+    rows, width = values.shape
+    out = values.new_empty(width)
+    _column_sums[(triton.cdiv(width, 8),)](values, out, rows, width, ROWS=128, COLS=8, num_warps=4)
     return out
 
 
@@ -238,9 +232,9 @@ def _up_to_sixteen(count):
 
 
 @triton.jit
-def _zero_beyond(values, seen, rows, width, BLOCK: tl.constexpr):
+def _zero_beyond(values, seen, width, BLOCK: tl.constexpr):
     line = tl.program_id(0).to(tl.int64)
-    count = tl.load(seen + line % rows)
+    count = tl.load(seen + line)
     even = _up_to_sixteen(count)
     values += line * width
     zero = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -251,24 +245,23 @@ def _zero_beyond(values, seen, rows, width, BLOCK: tl.constexpr):
 
 
 def zero_beyond(values: Tensor, seen: Tensor) -> Tensor:
-    rows, width = values.shape[-2:]
+    rows, width = values.shape
     block = min(1024, triton.next_power_of_2(width))
-    _zero_beyond[(values.numel() // width,)](values, seen, rows, width, BLOCK=block, num_warps=4)
+    _zero_beyond[(rows,)](values, seen, width, BLOCK=block, num_warps=4)
     return values
 
 
 @triton.jit(do_not_specialize=["ahead"])
-def _draw_rows(intensities, rows, seeds, counter, ahead, out, width, group, BLOCK: tl.constexpr):
+def _draw_rows(intensities, rows, seed, counter, ahead, out, width, BLOCK: tl.constexpr):
     line = tl.program_id(0).to(tl.int64)
     quads = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows + line)
-    seed = tl.load(seeds + line // group)
     step = tl.load(counter) + ahead
     zero = (quads * 0).to(tl.uint32)
-    place = (zero + (line % group).to(tl.uint32)).to(tl.uint32)
+    place = (zero + line.to(tl.uint32)).to(tl.uint32)
     low = (zero + (step & 0xFFFFFFFF).to(tl.uint32)).to(tl.uint32)
     high = (zero + (step >> 32).to(tl.uint32)).to(tl.uint32)
-    a, b, c, d = tl.philox(seed, quads.to(tl.uint32), place, low, high)
+    a, b, c, d = tl.philox(tl.load(seed), quads.to(tl.uint32), place, low, high)
     grey, drawn = intensities + row * width, out + line * width
     _store_drawn(grey, drawn, a, quads * 4, width)
     _store_drawn(grey, drawn, b, quads * 4 + 1, width)
@@ -284,13 +277,12 @@ def _store_drawn(grey, drawn, word, cols, width):
     tl.store(drawn + cols, one.to(tl.float32), mask=inside)
 
 
-def draw_rows(intensities: Tensor, rows: Tensor, seeds: Tensor, counter: Tensor, ahead: int) -> Tensor:
+def draw_rows(intensities: Tensor, rows: Tensor, seed: Tensor, counter: Tensor, ahead: int) -> Tensor:
     width, lines = intensities.shape[1], len(rows)
     out = torch.empty(lines, width, dtype=torch.float32, device=rows.device)
     block = 256
     grid = (lines, triton.cdiv(triton.cdiv(width, 4), block))
-    group = lines // len(seeds)
-    _draw_rows[grid](intensities, rows, seeds, counter, ahead, out, width, group, BLOCK=block, num_warps=4)
+    _draw_rows[grid](intensities, rows, seed, counter, ahead, out, width, BLOCK=block, num_warps=4)
     return out
 
 
@@ -348,7 +340,6 @@ def _adam_masked(
     rate,
     step,
     seen,
-    rows,
     width,
     beta1,
     beta2,
@@ -359,7 +350,7 @@ def _adam_masked(
 ):
     # one program for a row: what lies beyond the columns that it sees is zero, and stays so
     line = tl.program_id(0).to(tl.int64)
-    even = _up_to_sixteen(tl.load(seen + line % rows))
+    even = _up_to_sixteen(tl.load(seen + line))
     lr, t = tl.load(rate), tl.load(step) + 1
     for first in range(0, width, BLOCK):
         if first < even:
@@ -391,8 +382,6 @@ def adam(
             *tensors, size, *constants, DECOUPLED=decoupled, BLOCK=block, num_warps=4
         )
         return
-    rows, width = parameter.shape[-2:]
+    rows, width = parameter.shape
     block = min(block, triton.next_power_of_2(width))
-    _adam_masked[(size // width,)](
-        *tensors, seen, rows, width, *constants, DECOUPLED=decoupled, BLOCK=block, num_warps=4
-    )
+    _adam_masked[(rows,)](*tensors, seen, width, *constants, DECOUPLED=decoupled, BLOCK=block, num_warps=4)

@@ -114,7 +114,7 @@ class _MaskedProduct(Function):
         g = gradients[0].contiguous()  # a broadcast gradient would keep every product from the fast routines
         g = g if out is None else torch.ops.aten.threshold_backward(g, out, 0)
         plain = torch.is_grad_enabled()  # operations that have gradients themselves
-        kernel = not plain and devices.usable(g) and g.dtype == torch.float32
+        kernel = not plain and devices.has_kernels(g.device) and g.dtype == torch.float32
         if not plain and ctx.bands is not None:
             g_x = torch.zeros_like(x) if of_x else None
             g_weight = torch.empty_like(weight) if of_weight else None

@@ -337,7 +337,7 @@ class IncrementalMADE(Incremental):
         made = self._made
         fits = self._context is None and made.net.skip is None and len(made.hidden) == 1
         bits = made.states.binary and made.choices.binary
-        if not (fits and bits and devices.usable(uniforms)) or uniforms.dtype != torch.float32:
+        if not (fits and bits and devices.has_kernels(uniforms.device)) or uniforms.dtype != torch.float32:
             return None
         if made.hidden[0] > _WIDEST_KERNEL:
             return None

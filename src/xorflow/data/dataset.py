@@ -148,7 +148,7 @@ class Split:
         """The split binarised once by `binarise`; a split of fixed values is returned as it is."""
         if not self.stochastic:
             return self
-        if devices.usable(self.values) and 0 <= seed < 2**63:
+        if devices.has_kernels(self.values.device) and 0 <= seed < 2**63:
             return Split(kernels.binarise_once(self.values, seed, stream), self.context)
         values = torch.from_numpy(binarise(self.values.cpu().numpy(), seed, stream))
         return Split(values.to(self.device), self.context)

@@ -10,7 +10,6 @@ from torch import Tensor
 from xorflow.estimators.layerwise import (
     ByLayer,
     Step,
-    after,
     end_rewards,
     require_binary,
     require_no_own,
@@ -81,7 +80,7 @@ class Antithetic(ByLayer):
         for index in range(point.layer, stop):
             same = step.draws[..., index, :].unsqueeze(1)  # for all arms
             arms, _ = self.draw_at(flow.layers[index], point, same, context)
-            point = after(flow, point, arms[0])
+            point = point.after(flow.layers[index], arms[0])
         return end_rewards(flow, point, context)
 
 

@@ -30,7 +30,6 @@ from xorflow.estimators.relaxed_states import (
     Relaxed,
     RelaxedPoint,
     checked_temperature,
-    corners,
     frozen_choices,
     relaxed_end_rewards,
     relaxed_rewards,
@@ -104,7 +103,7 @@ class DoubleCV(LayerwiseEstimator):
         slopes = local_slopes(flow, x, context, trace.us)
         for index, (choices, u, slope) in enumerate(zip(trace.generator, trace.us, slopes, strict=True)):
             others, layout = mean_of_others(slope), flow.layers[index].layout
-            deviation = corners(u, layout, flow.dtype) - choices.mean.detach()
+            deviation = layout.corners(u, flow.dtype) - choices.mean.detach()
             products = [layout.summed(deviation * others), layout.summed(deviation * slope)]
             weight = self._weight(index, rewards.detach(), products)
             alpha = self.alpha[index]
@@ -134,7 +133,7 @@ def local_slopes(
             point = point.after(flow, Relaxed(values + (mean - mean.detach()), u))
         return relaxed_end_rewards(flow, point, context).sum(-1)
 
-    hard = [corners(u, layer.layout, flow.dtype) for u, layer in zip(us, flow.layers, strict=False)]
+    hard = [layer.layout.corners(u, flow.dtype) for u, layer in zip(us, flow.layers, strict=False)]
     with torch.no_grad():
         value, pull = torch.func.vjp(total, *hard)  # pyright: ignore[reportAssignmentType]
         return pull(torch.ones_like(value))

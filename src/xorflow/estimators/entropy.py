@@ -88,6 +88,3 @@ class EntropyBonus(nn.Module):
     def update(self) -> None:
         if self._changes:
             self.step += self.total.clamp_max(1)
-
-    def config(self) -> dict[str, float]:
-        return {"entropy": self.weight, "anneal": self.anneal, "earlier": self.earlier}

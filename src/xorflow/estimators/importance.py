@@ -13,7 +13,7 @@ from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss, Target
 from xorflow.estimators.baselines import mean_of_others
 from xorflow.estimators.descendants import Drawn
-from xorflow.estimators.layerwise import LayerwiseEstimator, after, require_samples
+from xorflow.estimators.layerwise import LayerwiseEstimator, require_samples
 from xorflow.flows import Choices, LatentFlow, Layer, Point
 from xorflow.flows.choices import choose, outcomes
 from xorflow.flows.layer import fixed_point
@@ -159,7 +159,7 @@ class ProposalPrefix(Estimator):
         for index, layer in enumerate(flow.layers[:-1]):
             v, log_v, ratio, _ = self._prefix(layer, point, draws[0, ..., index, :], context)
             log_p, log_weight = log_p + log_v.sum(-1, keepdim=True), log_weight + ratio.sum(-1, keepdim=True)
-            point = after(flow, point, v)
+            point = point.after(layer, v)
         v, log_v, ratio, choices = self._prefix(last, point, draws[0, ..., -1, :], context)
         order = _on_device(last.conditioner.order or (), x.device)
         log_p = log_p + _before(log_v, order)

@@ -98,7 +98,7 @@ class Step:
 
     def after(self, u: Tensor) -> Point:
         """The point behind the layer, where it takes the choice u."""
-        return after(self.flow, self.before, u)
+        return self.before.after(self.layer, u)
 
 
 class ByLayer(LayerwiseEstimator):
@@ -124,11 +124,11 @@ class ByLayer(LayerwiseEstimator):
 
     def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
         point, steps = flow.start(x), []
-        for index in range(self.drawn_layers(flow)):
+        for index, layer in enumerate(flow.layers[: self.drawn_layers(flow)]):
             assert draws is not None
-            drawn, choices = self.draw_at(flow.layers[index], point, draws[..., index, :], context)
+            drawn, choices = self.draw_at(layer, point, draws[..., index, :], context)
             steps.append(Step(flow, context, draws, point, choices, drawn))
-            point = after(flow, point, drawn[0])
+            point = point.after(layer, drawn[0])
         rewards = end_rewards(flow, point, context)  # (B, D)
         value = rewards.sum(-1)
         estimates = [self.estimate(step, rewards.detach()) for step in steps]
@@ -136,12 +136,6 @@ class ByLayer(LayerwiseEstimator):
         surrogate = sum((of_layer for of_layer, _ in estimates), start=value)
         controls = [control for _, control in estimates if control is not None]
         return Loss.of(surrogate, value, control=torch.stack(controls).sum() if controls else None)
-
-
-def after(flow: LatentFlow, point: Point, u: Tensor) -> Point:
-    """The point behind the next layer, where it takes the choice u."""
-    state = flow.layers[point.layer].transform.to_base(point.state, u)
-    return Point(point.x, state, u, point.layer + 1)
 
 
 def end_rewards(flow: LatentFlow, point: Point, context: Tensor | None) -> Tensor:

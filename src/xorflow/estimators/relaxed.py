@@ -11,12 +11,11 @@ from torch import Tensor
 from xorflow._states import Layout
 from xorflow.estimators.base import Bias, Estimator, Loss, Part, Target
 from xorflow.estimators.entropy import EntropyBonus
-from xorflow.estimators.layerwise import after, logit_of, pushed, require_no_own
+from xorflow.estimators.layerwise import logit_of, pushed, require_no_own
 from xorflow.estimators.relaxed_states import (
     Relaxed,
     RelaxedPoint,
     checked_temperature,
-    corners,
     relaxed_rewards,
     straight_through,
 )
@@ -211,7 +210,7 @@ class Concrete(StraightThroughGumbel):
             for index, layer in enumerate(flow.layers):
                 choices = layer.generator_choices(point, context) if index else met[0]
                 z = _disturbed(choices, layer.layout, draws[..., index, :])
-                point = after(flow, point, Choices(z, layer.layout).mode())
+                point = point.after(layer, Choices(z, layer.layout).mode())
             bound = flow.base.log_prob(point.state).sum(-1).mean()
         return Loss(surrogate=-value.mean(), bound=bound)
 
@@ -256,7 +255,7 @@ class ReinMax(_ThroughChoices):
     def choose(self, choices: Choices, layout: Layout, noise: Tensor | None) -> Relaxed:
         assert noise is not None
         u = choose(choices, noise[0])
-        hard = corners(u, layout, choices.logits.dtype)
+        hard = layout.corners(u, choices.logits.dtype)
         moved = choices.logits - choices.logits.detach()  # zero, but for its gradient
         mean = choices.mean.detach()
         between = (hard + Choices(choices.logits.detach() / self.tau, layout).mean) / 2

@@ -47,17 +47,12 @@ class Relaxed:
     @classmethod
     def of(cls, integers: Tensor, layout: Layout, dtype: torch.dtype) -> Relaxed:
         """Integers as they are, without a gradient."""
-        return cls(corners(integers, layout, dtype), integers, graded=False)
-
-
-def corners(integers: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """Integers (..., D) as the corners that they stand for, (..., flat)."""
-    return layout.corners(integers, dtype)
+        return cls(layout.corners(integers, dtype), integers, graded=False)
 
 
 def straight_through(integers: Tensor, soft: Tensor, layout: Layout) -> Relaxed:
     """Hard values whose gradient is that of soft ones."""
-    hard = corners(integers, layout, soft.dtype)
+    hard = layout.corners(integers, soft.dtype)
     return Relaxed(hard + (soft - soft.detach()), integers)  # in this order it is exactly a corner
 
 

@@ -107,7 +107,7 @@ class Stack(Model):
             us.append(u)
             generator.append(p)
             posterior.append(q)
-            point = point.after(layer.transform, u)
+            point = point.after(layer, u)
         drawn_by_q = tuple(posterior) if proposal == "q" else None
         return Trace(begin, point, tuple(us), tuple(generator), drawn_by_q)
 
@@ -274,7 +274,7 @@ class LatentFlow(Stack):
         logits, base = choices.logits, self.base.logits
         in_float32 = logits.dtype == base.dtype == torch.float32
         is_plain = self.layers[-1].transform.is_xor and logits.dim() == 2 and logits.shape == state.shape
-        if is_plain and in_float32 and devices.usable(logits):
+        if is_plain and in_float32 and devices.has_kernels(logits.device):
             return kernels.marginal_total(logits, state.to(logits.dtype), base)
         return self._summed_out(choices, state).sum(-1)
 

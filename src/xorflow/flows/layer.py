@@ -54,9 +54,9 @@ class Point:
         inputs = {Source.X: self.x, Source.STATE: self.state, Source.PREVIOUS: previous}
         return inputs if own is None else inputs | {Source.OWN: own}
 
-    def after(self, transform: Transform, u: Tensor) -> Point:
-        """The point behind the next layer, whose transform this is, where it takes the choice u."""
-        return Point(self.x, transform.to_base(self.state, u), u, self.layer + 1)
+    def after(self, layer: Layer, u: Tensor) -> Point:
+        """The point behind the next layer, which is this one, where it takes the choice u."""
+        return Point(self.x, layer.transform.to_base(self.state, u), u, self.layer + 1)
 
 
 @dataclass(frozen=True)

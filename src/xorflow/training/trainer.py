@@ -142,7 +142,7 @@ class Trainer:
         self.checks_each_step = device.type == "cpu" and not devices.captures(device)
         train = self.dataset.train
         binarises = train.stochastic and flow.states.binary and flow.dtype == torch.float32
-        on_device = binarises and devices.usable(train.values)
+        on_device = binarises and devices.has_kernels(train.values.device)
         self._rows_on_device = RowsOnDevice(train.values, train.context, options.seed) if on_device else None
         self._dropout = dropout_generator(flow, device)
         self._dropout_state: Tensor | None = None  # of a checkpoint
