@@ -72,7 +72,7 @@ def _nothing_is_made(tmp_path: Path) -> Iterator[None]:
         ("--set validation=3.5", "a number of rows, got 3.5"),
         (
             "--data digits",
-            "data is 'mnist' or a file, .npy, .npz, .csv, .tsv, .data, .parquet, .feather, .arrow; got 'digits'",
+            "data is 'mnist', a file, .npy, .npz, .csv, .tsv, .data, .parquet, .feather, .arrow, or a folder",
         ),
         ("--data none.csv", "none.csv"),
         ("--seed 99999999999999999999", "seed is below 1,099,511,627,776"),

@@ -247,7 +247,7 @@ def test_files_are_split_as_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"data": "cifar"}, "data is 'mnist' or a file, .npy, .npz, .csv,"),
+        ({"data": "cifar"}, "data is 'mnist', a file, .npy, .npz, .csv,"),
         ({"data": "none.npy"}, "none.npy"),
         ({"label": True}, "label has an effect only if data is mnist"),
         ({"validation": 2.5}, "a number of rows, got 2.5"),

@@ -25,6 +25,7 @@ from xorflow.cli.auto import show_auto, show_unit
 from xorflow.cli.runs import NOTHING_HELD_OUT
 from xorflow.cli.sample import write_samples
 from xorflow.data import Dataset
+from xorflow.data.tables import means_several
 from xorflow.errors import ConfigError
 from xorflow.training import OPTIONS, Interrupted, Observer, Options
 from xorflow.training.config import Option, read_texts
@@ -42,7 +43,7 @@ def train(
         _option("--set", metavar="TEXT", help="another option, KEY=VALUE; again for each"),
     ] = None,
     config: Annotated[
-        Path | None, _option(metavar="FILE", help="options from a .toml file, or a config.json")
+        Path | None, _option(metavar="FILE", help="a .toml file of options, or a config.json")
     ] = None,
     out: Annotated[Path | None, _option(metavar="FILE", help="of the run, new or empty")] = None,
     resume: Annotated[bool, _option("--resume", help="continue what is in --out")] = False,
@@ -64,7 +65,7 @@ def train(
     if seeds is not None or table is not None:
         entries = {name: entry.replace(**given) for name, entry in (table or {"": options}).items()}
         first = next(iter(entries.values()))
-        folder = _folder(out, resume, config.stem if config and table else Path(first.data).stem)
+        folder = _folder(out, resume, config.stem if config and table else _stem(first.data))
         planned = several.plan(
             folder, entries, several.parse_seeds(seeds, given), model=model if first.layers is None else None
         )
@@ -76,7 +77,7 @@ def train(
             f"--jobs is how many of several runs train at once, and this is one run; got {jobs}: "
             "add --seeds, or [[runs]] to the .toml file of --config"
         )
-    folder = _folder(out, resume, Path(given.get("data", options.data)).stem)
+    folder = _folder(out, resume, _stem(given.get("data", options.data)))
     if resume:
         kept = options.to_json() if config else {}
         _train_one(folder, lambda display: _resumed(folder, kept | given, display))
@@ -199,6 +200,12 @@ def _folder(out: Path | None, resume: bool, stem: str) -> Path:
             "--resume continues the run in --out: name its folder, as in --out runs/demo --resume"
         )
     return next(path for n in range(1, 10_000) if not (path := Path("runs") / f"{stem}-{n}").exists())
+
+
+def _stem(data: str) -> str:
+    """What a run on these data is called: of a pattern by its folder."""
+    path = Path(data)
+    return path.parent.name or "table" if means_several(data) and not path.is_dir() else path.stem
 
 
 # ---- recipes ----

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,8 +18,11 @@ from xorflow._math import philox_words
 from xorflow.data.schema import Schema
 from xorflow.errors import DataError
 
-TRAIN, VALIDATION, TEST, ORDER = 0, 1, 2, 3
-"""Streams of one seed: the three splits of a data set, and the order in which rows are split."""
+if TYPE_CHECKING:
+    from xorflow.data.stream import Stream
+
+TRAIN, VALIDATION, TEST, ORDER, SHUFFLE = 0, 1, 2, 3, 4
+"""Streams of one seed: the three splits of a data set, the order in which rows are split, and that of rows in a stream."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,6 +204,8 @@ class Dataset:
     seed: int = 0
     notes: tuple[str, ...] = ()
     """What a person should know of how files were read."""
+    stream: Stream | None = None
+    """All training rows, where memory does not hold them: `train` is then a sample of them."""
 
     def __post_init__(self) -> None:
         if any(k < 2 for k in self.categories):
@@ -230,6 +235,11 @@ class Dataset:
     def context_features(self) -> int:
         return self.train.context_features
 
+    @property
+    def training_rows(self) -> int:
+        """How many rows an epoch has."""
+        return len(self.train if self.stream is None else self.stream)
+
     def to(self, device: torch.device | str) -> Dataset:
         return replace(self, **{name: split.to(device) for name, split in self.parts.items()})
 
@@ -242,7 +252,7 @@ class Dataset:
         )
         return {
             "name": self.name,
-            "sizes": {name: len(split) for name, split in self.parts.items()},
+            "sizes": {name: len(split) for name, split in self.parts.items()} | {"train": self.training_rows},
             "features": self.features,
             "categories": self.categories[0] if same else list(self.categories),
             "shape": None if self.shape is None else list(self.shape),

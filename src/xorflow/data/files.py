@@ -6,7 +6,7 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,8 +27,9 @@ from xorflow.data.dataset import Dataset, Split
 from xorflow.data.parts import Parts
 from xorflow.data.schema import Schema
 from xorflow.data.schema_file import read_wishes
+from xorflow.data.stream import stream_dataset, streams
 from xorflow.data.table import open_rows, read_rows, table_dataset
-from xorflow.data.tables import SUFFIXES, is_frame, without_formulas, write_table
+from xorflow.data.tables import SUFFIXES, is_frame, means_several, without_formulas, write_table
 from xorflow.errors import DataError
 
 READABLE = (*ARRAYS, *SUFFIXES)
@@ -48,8 +49,11 @@ def load(
     header: bool | None = None,
     schema: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     rare: int = 0,
+    stream: Literal["auto", "always", "never"] = "auto",
 ) -> Dataset:
     """A data set from a file, a frame (of pandas, polars or pyarrow), an array or a tensor.
+
+    The path of a folder, or a pattern such as `rows/*.parquet`, is a table in several Parquet files.
 
     Arrays, and .npy and .npz files, hold integers from 0, (N, D) or images (N, H, W); K_d is the maximum over all rows + 1,
     unless `categories` states it. A .npz file has one array (or one named 'x'), or 'train' and optionally 'validation' and
@@ -60,7 +64,7 @@ def load(
 
     Args:
         data: the training rows, or all rows.
-        validation: how many rows validate, a fraction (float) or a number (int); by default a tenth.
+        validation: how many rows validate, a fraction (float) or a number (int); by default a tenth, at most 100,000.
         test: how many rows test, likewise.
         validation_data: rows that validate.
         test_data: rows that test.
@@ -70,12 +74,15 @@ def load(
         header: whether the first line of a text file names the columns; by default a rule decides.
         schema: a schema file, or what it would hold, for columns where the rule has it wrong.
         rare: merge the values of a category that occur in fewer training rows.
+        stream: whether training rows in Parquet files stay there, and are read as they are trained on; by default if their
+            states would take more than a tenth of the free memory. `Dataset.train` is then a sample of them.
     """
     held_out = {"validation": validation_data, "test": test_data}
     held_out = {name: each for name, each in held_out.items() if each is not None}
     parts = Parts(validation, test, held_out, part, seed)
     if not _is_table(data):
         given = {"part": part, "header": header, "schema": schema, "rare": rare or None}
+        given["stream"] = "always" if stream == "always" else None
         odd = next((name for name, value in given.items() if value is not None), None)
         if odd is not None:
             raise DataError(f"{odd}= is about tables, and {_name(data)} holds integers; leave {odd} out")
@@ -87,14 +94,16 @@ def load(
     if not all(map(_is_table, held_out.values())):
         raise DataError("all parts of a table are tables; convert the arrays among them")
     wishes = {} if schema is None else read_wishes(schema)
+    if streams(data, stream):
+        return stream_dataset(data, _name(data), parts, wishes=wishes, rare=rare)
     return table_dataset(data, _name(data), parts, header=header, wishes=wishes, rare=rare)
 
 
 def _is_table(data: Any) -> bool:
     """Whether this is a frame, or the path of a file that holds a table; the path of no data file is an error."""
-    if isinstance(data, str | os.PathLike):
+    if isinstance(data, str | os.PathLike) and not means_several(data):
         return check_path(data, READABLE).suffix.lower() in SUFFIXES
-    return is_frame(data)
+    return means_several(data) or is_frame(data)
 
 
 def _name(data: Any) -> str:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from xorflow.data.arrays import check_path
 from xorflow.data.dataset import Dataset, Split
 from xorflow.data.kinds import typed
 from xorflow.data.parts import Parts
 from xorflow.data.schema import Schema
 from xorflow.data.schema_file import LEFT_OUT, Wish
-from xorflow.data.tables import SUFFIXES, Source, is_frame, open_table
+from xorflow.data.tables import Source, open_table
 from xorflow.errors import DataError
+
+if TYPE_CHECKING:
+    from xorflow.data.stream import Stream
 
 
 def table_dataset(
@@ -35,36 +37,52 @@ def table_dataset(
         # in the order of the file, so that what rises from row to row is seen
         training = table.take(pa.array(np.sort(rows["train"])))
         schema = Schema.fit(training, wishes, rare=rare, layout=source.layout)
-        states, added = _scored(schema, [table])
-    held = {name: (states[each], added[each]) for name, each in rows.items()}
+        states, added = scored(schema, [table])
+    held = {name: (states[each], added[each]) for name, each in rows.items() if name != "train"}
     notes = [_about_header(source)] if source.text else []
+    shown = schema.shown(states[rows["train"]], parts.seed)  # some cells of which are hidden
+    return assembled(name, schema, parts, shown, held, notes, header=header)
+
+
+def assembled(
+    name: str,
+    schema: Schema,
+    parts: Parts,
+    train: np.ndarray,
+    held: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    notes: Sequence[str],
+    *,
+    header: bool | None = None,
+    stream: Stream | None = None,
+) -> Dataset:
+    """A data set of training states and what `scored` gave for rows of other parts, with the parts that are other tables."""
+    held, notes = {**held}, [*notes]
     for name_of_part, each in parts.held_out.items():
         other = open_rows(schema, each, header)
         notes += extra_columns(schema, other)
         with told(other.label):
-            held[name_of_part] = _scored(schema, other.batches(schema.names))
+            held[name_of_part] = scored(schema, other.batches(schema.names))
     splits = {
         name: Split(torch.from_numpy(each), log_density=torch.from_numpy(densities))
         for name, (each, densities) in held.items()
     }
     return Dataset(
         name,
-        Split(torch.from_numpy(schema.shown(held["train"][0], parts.seed))),  # some cells of which are hidden
+        Split(torch.from_numpy(train)),
         splits.get("validation"),
         splits.get("test"),
         schema.categories,
         schema=schema,
         seed=parts.seed,
         notes=tuple(notes),
+        stream=stream,
     )
 
 
 def open_rows(schema: Schema, data: Any, header: bool | None = None) -> Source:
     """Rows whose columns are matched with those of a schema, by name or, where one of the two has no names, by place."""
     by_place = header is False or not schema.layout.get("header", True)
-    source = open_table(
-        data if is_frame(data) else check_path(data, SUFFIXES), header, None if by_place else schema.order
-    )
+    source = open_table(data, header, None if by_place else schema.order)
     if source.text and by_place and len(source.types) == len(schema.order):
         source = source.renamed(schema.order)
     lacking = [name for name in schema.names if name not in source.types]
@@ -91,7 +109,7 @@ def read_rows(schema: Schema, source: Source) -> np.ndarray:
         return np.concatenate([schema.encode(batch) for batch in source.batches(schema.names)])
 
 
-def _scored(schema: Schema, batches: Iterable[pa.Table | pa.RecordBatch]) -> tuple[np.ndarray, np.ndarray]:
+def scored(schema: Schema, batches: Iterable[pa.Table | pa.RecordBatch]) -> tuple[np.ndarray, np.ndarray]:
     """The states (N, D) of rows, and what the places of cells within them add to log p, (N,)."""
     states, added = [], []
     for batch in batches:

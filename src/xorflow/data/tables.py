@@ -5,12 +5,15 @@ Frames of pandas, polars and others come through the Arrow C stream, and none of
 
 from __future__ import annotations
 
+import glob
 import io
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import pyarrow.parquet as pq
 
 from xorflow._files import write_bytes
 from xorflow.data import delimited
+from xorflow.data.arrays import check_path
 from xorflow.data.arrow import compute as pc
 from xorflow.data.columns.types import is_text, value_type
 from xorflow.data.delimited import MOST_COLUMNS, Delimited
@@ -28,6 +32,8 @@ from xorflow.errors import DataError
 
 SUFFIXES = (*delimited.SUFFIXES, ".parquet", ".feather", ".arrow")
 """Of files that hold tables."""
+
+_PATTERN = re.compile(r"[*?\[]")
 
 _ROWS = 2**14
 """How many rows are read at a time."""
@@ -73,11 +79,15 @@ class Source:
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows at once; at least one."""
         columns = [*self.types] if columns is None else columns
-        types = [self.types[name] for name in columns]
-        # Arrow takes no rows of views, which polars has
-        types = [pa.large_string() if kind == pa.string_view() else kind for kind in types]
-        schema = pa.schema([*zip(columns, types, strict=True)])
-        return pa.Table.from_batches((batch.cast(schema) for batch in self.batches(columns)), schema)
+        return pa.Table.from_batches(map(without_views, self.batches(columns)))
+
+
+def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows with texts that Arrow can take some of, which views, as polars has them, are not."""
+    fields = [
+        one.with_type(pa.large_string()) if one.type == pa.string_view() else one for one in batch.schema
+    ]
+    return batch.cast(pa.schema(fields))
 
 
 def is_frame(data: object) -> bool:
@@ -85,18 +95,43 @@ def is_frame(data: object) -> bool:
     return hasattr(data, "__arrow_c_stream__")
 
 
+def table_files(data: str | os.PathLike[str]) -> list[Path]:
+    """The plain files that a path means: itself, or the Parquet files of a folder or of a pattern such as `rows/*.parquet`."""
+    path = Path(data)
+    if os.path.isdir(path):
+        names = sorted(path.glob("*.parquet"))
+    elif _PATTERN.search(str(data)) and not os.path.lexists(path):
+        names = [Path(name) for name in sorted(glob.glob(str(data)))]
+    else:
+        return [check_path(path, SUFFIXES)]
+    if not names:
+        raise DataError(
+            f"{data} names no data: it is a file, a folder of files *.parquet, or a pattern such as 'rows/*.parquet'; mend it"
+        )
+    return [check_path(name, (".parquet",)) for name in names]
+
+
+def means_several(data: object) -> bool:
+    """Whether this is the path of a folder, or a pattern of paths."""
+    if not isinstance(data, str | os.PathLike):
+        return False
+    return os.path.isdir(data) or (_PATTERN.search(str(data)) is not None and not os.path.lexists(data))
+
+
 def open_table(data: Any, header: bool | None = None, expected: Sequence[str] | None = None) -> Source:
-    """A table from the path of a file, or a frame; for `header` and `expected` see `Delimited`."""
+    """A table from the path of a file, or of several, or a frame; for `header` and `expected` see `Delimited`."""
     if is_frame(data):
         return _of_table(as_table(data), "the frame", {"format": "parquet"})
-    path = Path(data)
+    if header is not None and Path(data).suffix.lower() not in delimited.SUFFIXES:
+        raise DataError(
+            f"header is of files of text, {', '.join(delimited.SUFFIXES)}, and {data} is none; leave it out"
+        )
+    path, *others = table_files(data)
     suffix = path.suffix.lower()
+    if others:
+        return _of_parquets(str(data), [path, *others])
     if suffix in delimited.SUFFIXES:
         return _of_text(Delimited(path, header, expected))
-    if header is not None:
-        raise DataError(
-            f"header is of files of text, {', '.join(delimited.SUFFIXES)}, and {path} is none; leave it out"
-        )
     return _of_parquet(path) if suffix == ".parquet" else _of_feather(path)
 
 
@@ -113,14 +148,45 @@ def _of_text(file: Delimited) -> Source:
 
 
 def _of_parquet(path: Path) -> Source:
-    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        with _told(path), pq.ParquetFile(path, pre_buffer=False) as file:
-            plain = not any("." in name for name in columns)  # which would be a path to a nested column
-            yield from file.iter_batches(_ROWS, columns=[*columns] if plain else None)
-
-    with _told(path), pq.ParquetFile(path, pre_buffer=False) as file:
+    with parquet_file(path) as file:
         schema = file.schema_arrow
-    return Source(str(path), _checked(_fields(schema), str(path)), False, {"format": "parquet"}, read)
+    types = _checked(_fields(schema), str(path))
+    return Source(str(path), types, False, {"format": "parquet"}, partial(parquet_batches, path))
+
+
+def _of_parquets(label: str, paths: Sequence[Path]) -> Source:
+    """Files of the same columns, one after the other."""
+    first, *others = map(_of_parquet, paths)
+    for other in others:
+        odd = sorted({*first.types.items()} ^ {*other.types.items()}, key=str)
+        if odd:
+            raise DataError(
+                f"files of one table have the same columns, and {other.label} differs from {first.label} in {odd[0][0]!r}, "
+                f"{' and '.join(str(kind) for name, kind in odd if name == odd[0][0])}: convert it, or leave it out"
+            )
+
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for path in paths:
+            yield from parquet_batches(path, columns)
+
+    return replace(first, label=label, _read=read)
+
+
+@contextmanager
+def parquet_file(path: Path) -> Iterator[pq.ParquetFile]:
+    """An open file, of which only what is asked for is held in memory."""
+    with _told(path), pq.ParquetFile(path, pre_buffer=False) as file:
+        yield file
+
+
+def parquet_batches(
+    path: Path, columns: Sequence[str], group: int | None = None, rows: int = _ROWS
+) -> Iterator[pa.RecordBatch]:
+    """All rows of a file, or those of one of its row groups, some at a time."""
+    with parquet_file(path) as file:
+        plain = not any("." in name for name in columns)  # which would be a path to a nested column
+        groups = None if group is None else [group]
+        yield from file.iter_batches(rows, row_groups=groups, columns=[*columns] if plain else None)
 
 
 def _of_feather(path: Path) -> Source:

@@ -128,6 +128,10 @@ def auto_fit(
             "the recipe auto is for tables of fixed values, without context, and chooses by validation rows; keep some back "
             "(validation), or choose a conditioner"
         )
+    if dataset.stream is not None:
+        raise ConfigError(
+            "the recipe auto has all rows in memory, and these are read from their files: choose a conditioner, or stream=never"
+        )
     if orderings is not None and not 1 <= orderings <= MOST_ORDERINGS:
         raise ConfigError(f"the recipe auto has 1 to {MOST_ORDERINGS} orderings; got {orderings}")
     if ordered is None:

@@ -43,8 +43,10 @@ def build_data(options: Options) -> Dataset:
         return data.mnist(
             validation=int(count), seed=options.data_seed, context="label" if options.label else None
         )
-    if "." not in options.data and not os.path.exists(options.data):
-        raise ConfigError(f"data is 'mnist' or a file, {', '.join(data.READABLE)}; got {options.data!r}")
+    if not os.path.exists(options.data) and not any(mark in options.data for mark in ".*?["):
+        raise ConfigError(
+            f"data is 'mnist', a file, {', '.join(data.READABLE)}, or a folder of .parquet files; got {options.data!r}"
+        )
     return data.load(
         Path(options.data),
         validation=_part(options.validation),
@@ -57,6 +59,7 @@ def build_data(options: Options) -> Dataset:
         header=options.header,
         schema=options.schema,
         rare=options.rare,
+        stream=options.stream,
     )
 
 

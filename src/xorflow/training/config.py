@@ -184,6 +184,12 @@ class Options:
         needs=(_IN_FILES,),
         flag=True,
     )
+    stream: Literal["auto", "always", "never"] = _data(
+        "auto",
+        "keep rows in files: `always`, `never`",
+        needs=(_IN_FILES,),
+        flag=True,
+    )
     categories: int | None = _data(
         None,
         "how many values every feature of an array has, the integers from 0; by default those that occur. For images some of "

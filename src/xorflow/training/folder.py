@@ -28,6 +28,7 @@ from xorflow._files import (
     write_json,
 )
 from xorflow.data import Dataset, Schema
+from xorflow.data.tables import means_several
 from xorflow.errors import CheckpointError, ConfigError, DataError, ModelError
 from xorflow.flows import LatentFlow
 from xorflow.training.build import build_data
@@ -150,7 +151,8 @@ def _data_format(dataset: Dataset) -> dict[str, Any]:
         "description": dataset.describe(),
         "shape": None if dataset.shape is None else list(dataset.shape),
         "schema": None if dataset.schema is None else dataset.schema.sha256,
-        "train_sha256": dataset.train.sha256,
+        "train_sha256": (dataset.stream or dataset.train).sha256,
+        **({} if dataset.stream is None else {"streamed": True}),
     }
 
 
@@ -161,11 +163,14 @@ def data_of_run(
     run: Path, options: Options, kept: Mapping[str, Any], dataset: Dataset | None = None
 ) -> Dataset:
     """The data that a run began with, loaded again unless given; other data are refused."""
-    if dataset is None and options.data != "mnist" and not os.path.exists(options.data):
+    there = options.data == "mnist" or os.path.exists(options.data) or means_several(options.data)
+    if dataset is None and not there:
         raise ConfigError(
             f"the run in {run} is of data named {options.data!r}, which are no file, seen from this folder; go to the folder "
             "where they are or, if fit() was given them, use xorflow.load and xorflow.evaluate in Python"
         )
+    if options.stream == "auto" and options.data != "mnist":  # memory may be larger now, or smaller
+        options = options.replace(stream="always" if kept.get("streamed") else "never")
     dataset = dataset or build_data(options)
     came = _data_format(dataset)
     if came != kept:

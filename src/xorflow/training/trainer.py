@@ -6,8 +6,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from xorflow._devices import (
     tf32_matmul,
 )
 from xorflow.conditioners.transformer import attention_stacks
-from xorflow.data import Dataset, Split
+from xorflow.data import Batch, Dataset, Split
 from xorflow.errors import CheckpointError, ConfigError
 from xorflow.estimators import Estimator, Loss
 from xorflow.training.checkpoint import (
@@ -105,7 +105,7 @@ class Trainer:
         self.estimator, self.options, self.run_folder, self.observer = estimator, options, run, observer
         self.device = resolve_device(options.device)
         self.dataset = dataset.to(self.device)
-        self.rows = len(self.dataset.train)
+        self.rows = self.dataset.training_rows
         self.batch_size = min(options.batch_size, self.rows)
         self.steps_per_epoch = self.rows // self.batch_size  # a last short batch waits for other epochs
         self.total_steps = self.steps_per_epoch * options.epochs
@@ -181,15 +181,12 @@ class Trainer:
     def train_epoch(self, captured: CapturedSteps | None = None) -> None:
         """The steps of an epoch, from where it stands; on CUDA as graphs, if they are `captured`."""
         progress = self.progress
-        order = self.row_order(progress.epoch) if self._next_order is None else self._next_order
-        order = order.to(self.device, non_blocking=True)
         if captured is not None:
-            captured.begin_epoch(order, progress.batch)
-        with tf32_matmul(self.rounds_products):
+            captured.begin_epoch(self._order(), progress.batch)
+        with tf32_matmul(self.rounds_products), closing(self._batches()) as batches:
             while progress.batch < self.steps_per_epoch:
                 if captured is None:
-                    first = progress.batch * self.batch_size
-                    self.make_step(order[first : first + self.batch_size], progress.step)
+                    self.make_step(next(batches), progress.step)
                     made = 1
                 else:
                     made = captured.advance(self.steps_per_epoch - progress.batch)
@@ -200,7 +197,22 @@ class Trainer:
                 self._pause()
         # a device still has many of this epoch's steps to make
         following = progress.epoch + 1
-        self._next_order = self.row_order(following) if following < self.options.epochs else None
+        if self.dataset.stream is None and following < self.options.epochs:
+            self._next_order = self.row_order(following)
+
+    def _batches(self) -> Generator[Tensor]:
+        """What `gather` takes, for the rest of the epoch: numbers of rows or, of a stream, the rows themselves."""
+        progress, stream, size = self.progress, self.dataset.stream, self.batch_size
+        if stream is not None:
+            yield from stream.batches(size, self.options.seed, progress.epoch, progress.batch)
+        else:
+            yield from self._order()[progress.batch * size :].split(size)
+
+    def _order(self) -> Tensor:
+        """That of the epoch, on the device."""
+        order, self._next_order = self._next_order, None
+        order = self.row_order(self.progress.epoch) if order is None else order
+        return order.to(self.device, non_blocking=True)
 
     def end_epoch(self) -> None:
         """All steps of an epoch are made: record it, and validate if it is time to."""
@@ -249,7 +261,8 @@ class Trainer:
         if self._rows_on_device is not None:
             x, context = self._rows_on_device(rows, number)
         else:
-            batch = train.gather(rows, generator=self.generator)
+            in_memory = self.dataset.stream is None
+            batch = train.gather(rows, generator=self.generator) if in_memory else Batch(rows.to(self.device))
             x, context = flow.states.integers(batch.x), batch.context
         draws = self.estimator.draw(flow, len(rows), self.generator)
         seen = None if context is None or not flow.context_features else context.to(flow.dtype)
@@ -318,7 +331,7 @@ class Trainer:
 
     def captured_steps(self) -> CapturedSteps | None:
         """The steps from here on as CUDA graphs, where a device has them and they prove to be those of `make_step`."""
-        if not devices.captures(self.device):
+        if not devices.captures(self.device) or self.dataset.stream is not None:
             return None
         reason = self.estimator.not_capturable(self.flow)
         with tf32_matmul(self.rounds_products):

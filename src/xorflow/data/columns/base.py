@@ -117,6 +117,12 @@ class Column(ABC):
             codes[chosen[:count]], chosen = state, chosen[count:]
         return codes
 
+    def show_unseen(self, codes: np.ndarray, generator: np.random.Generator) -> None:
+        """The same, in place, of a part of the training rows: each shows a state by chance, at its rate."""
+        for state, rate in self.reserved.items():
+            if count := generator.binomial(len(codes), min(1.0, rate)):
+                codes[generator.integers(0, len(codes), count)] = state
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `from_json` reads them."""
         return {
