@@ -36,7 +36,9 @@ def test_a_run_shows_and_keeps_what_it_reached(xorflow: Command, people: Path, t
     assert config["recipe"] == "auto@1"
     assert (tmp_path / "run/samples.csv").read_text().startswith("colour,size,pet,rooms")
     run = open_run(tmp_path / "run")
-    nll = xf.evaluate.exact(run.flow, run.data().test).nll
+    test = run.data().test
+    assert test is not None
+    nll = xf.evaluate.exact(run.flow, test).nll
     assert nll == pytest.approx(result["test"]["nll"], abs=1e-4)
     for command in ("evaluate RUN --json", "sample RUN --count 5 --out NEW", "score RUN --data DATA"):
         names = {"RUN": tmp_path / "run", "NEW": tmp_path / "new.csv", "DATA": people}
@@ -54,13 +56,17 @@ def test_all_its_likelihoods_are_densities_where_a_column_has_one(
     assert train(xorflow, people, tmp_path / "run").code == 0
     result, run = read(tmp_path / "run/result.json"), open_run(tmp_path / "run")
     data = run.data()
-    assert data.test.log_density is not None
+    test, validation = data.test, data.validation
+    assert test is not None
+    assert test.log_density is not None
+    assert validation is not None
     tree = chow_liu(data.train.values, data.categories)
-    tree_nll = -float((tree.log_prob(data.test.values) + data.test.log_density).mean())
+    assert tree is not None
+    tree_nll = -float((tree.log_prob(test.values) + test.log_density).mean())
     assert result["chow_liu_nll"] == pytest.approx(tree_nll)
-    floor = float(run.flow.floor()) - float(data.test.log_density.mean())
+    floor = float(run.flow.floor()) - float(test.log_density.mean())
     assert result["test"]["floor"] == pytest.approx(floor)
-    nll = xf.evaluate.exact(run.flow, data.validation).nll
+    nll = xf.evaluate.exact(run.flow, validation).nll
     assert result["auto"]["validation_nll"] == pytest.approx(nll, abs=1e-3)
 
 
