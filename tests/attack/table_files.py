@@ -47,12 +47,14 @@ def commands(case: Case) -> None:
     header = any("header" in note for note in case.notes)  # the rows are others than the rule takes them for
     require(scores.code == 0 or damaged or header, "wrong", f"the training rows are not scored: {scores.err}")
     out = f"new{chance.choice((*BINARY, *TEXT, '.npy'))}"
-    drawn = case.command("sample", "run", "--count", chance.choice(("1", "20")), "--out", out, writes=(out,))
+    count = chance.choice((1, 2, 20))
+    drawn = case.command("sample", "run", "--count", count, "--out", out, writes=(out,))
     if drawn.code == 0 and out != "new.npy":
         no_header = ("--no-header",) if out == "new.data" and data.suffix in BINARY else ()
         again = case.command("score", "run", "--data", out, "--json", *no_header)
         if again.code == 0:
             require_finite_scores(again.json())
+            require(header or again.json()["rows"] == count, "wrong", "not all samples are scored")
         else:
             require(
                 header or damaged or not _fits_text(table), "wrong", f"samples are not scored: {again.err}"

@@ -59,9 +59,21 @@ def test_columns_without_names_are_matched_by_place(write: Callable[[str, str], 
     trained = load(write("x.csv", "a,1\nb,2\n" * 10))
     assert trained.schema is not None
     assert trained.schema.names == ("column 1", "column 2")
-    for text in ("b,1\n", "word,number\nb,1\n"):
-        rows = load_rows(write("y.csv", text), categories=trained.categories, schema=trained.schema)
+    for text, header in (("b,1\n", None), ("word,number\nb,1\n", True)):
+        path = write("y.csv", text)
+        rows = load_rows(path, categories=trained.categories, schema=trained.schema, header=header)
         assert rows.tolist() == [[1, 0]]
+
+
+def test_beside_rows_without_a_header_no_first_line_is_taken_for_one(
+    write: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    trained = load(write("x.data", "blue,k\nred,u\npink,v\n" * 20))
+    assert trained.schema is not None
+    for count in (1, 3):  # all different, as names are
+        write_rows(tmp_path / "y.csv", trained.train.values[:count], trained.schema)
+        rows = load_rows(tmp_path / "y.csv", categories=trained.categories, schema=trained.schema)
+        assert rows.tolist() == trained.train.values[:count].tolist()
 
 
 def test_what_was_never_seen_is_something_else(write: Callable[[str, str], Path]) -> None:

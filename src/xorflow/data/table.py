@@ -82,7 +82,7 @@ def assembled(
 def open_rows(schema: Schema, data: Any, header: bool | None = None) -> Source:
     """Rows whose columns are matched with those of a schema, by name or, where one of the two has no names, by place."""
     by_place = header is False or not schema.layout.get("header", True)
-    source = open_table(data, header, None if by_place else schema.order)
+    source = open_table(data, header, () if by_place else schema.order)
     if source.text and by_place and len(source.types) == len(schema.order):
         source = source.renamed(schema.order)
     lacking = [name for name in schema.names if name not in source.types]

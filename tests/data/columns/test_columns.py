@@ -49,6 +49,7 @@ def _examples() -> dict[str, tuple[str, pa.Array, int]]:
         "one number": ("number", pa.array([4.0, None, 4.0]), 0),
         "huge": ("number", pa.array([-1.7e308, 1.7e308, 0.0, 1.0, *normal]), 0),
         "tiny": ("number", pa.array([5e-324, 1e-323, 0.0, 2e-323] * 4), 0),
+        "the least of all": ("number", pa.array([0.0, 0.0, 0.0, 5e-324, 5e-324, *[1e-300, 1e300] * 6]), 0),
         "with infinity": ("number", pa.array([math.inf, *normal, None]), 0),
         "decimals": ("number", pa.array(map(Decimal, [*range(300), *range(100)]), pa.decimal128(6, 2)), 0),
         "decimals as categories": ("category", pa.array([Decimal(1), Decimal(2), None] * 5, pa.decimal128(20, 3)), 0),

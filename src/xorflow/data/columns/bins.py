@@ -87,7 +87,7 @@ class Bins:
         low, high = (distinct[0], distinct[-1]) if len(distinct) > 1 else span
         edges = cls._edges(distinct, gaps, float(low), float(high), lattice)
         if len(edges) == 1:
-            half = max(width, 1e-12 * abs(edges[0])) / 2
+            half = max(width, 1e-12 * abs(edges[0]), 1e-300) / 2  # half of the least float is none
             edges = [max(edges[0] - half, -_LARGEST), min(edges[0] + half, _LARGEST)]
         inner = (edges[1], edges[-2]) if len(edges) > 2 else (edges[0] / 2 + edges[1] / 2,) * 2
         first, last = distinct <= inner[0], distinct >= inner[1]
