@@ -17,6 +17,8 @@ from research.depth.study import DEPTH
 from research.documents import update_documents
 from research.estimators import command as estimators
 from research.estimators.table import write_study
+from research.mixed import command as mixed
+from research.mixed.table import write_mixed
 from research.paper.study import PAPER
 from research.strong.study import STRONG
 from xorflow import UserError
@@ -32,7 +34,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="What the library was tried on: the paper's table, depth, gradient estimators, strong conditioners, binary tables.",
+    help="What the library was tried on: the paper's table, depth, gradient estimators, strong conditioners, tables.",
 )
 
 
@@ -45,6 +47,7 @@ for experiment in EXPERIMENTS:
     app.command(experiment.name, epilog=_epilog(experiment.examples))(command_of(experiment))
 app.command("estimators", epilog=_epilog(estimators.EXAMPLES))(estimators.estimators)
 app.command("debd", epilog=_epilog(debd.EXAMPLES))(debd.debd)
+app.command("mixed", epilog=_epilog(mixed.EXAMPLES))(mixed.mixed)
 
 
 @app.command("tables")
@@ -55,9 +58,10 @@ def tables(folder: Path = RESULTS) -> None:
         if results.exists(folder / name / "plan.json"):
             results.pack(folder / name)
             write(folder / name)
-    if results.records(folder / "debd", "runs"):
-        results.pack(folder / "debd")
-        write_debd(folder / "debd")
+    for name, write in (("debd", write_debd), ("mixed", write_mixed)):
+        if results.records(folder / name, "runs"):
+            results.pack(folder / name)
+            write(folder / name)
 
 
 @app.command("docs")

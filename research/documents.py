@@ -14,6 +14,7 @@ from research import option_tables
 from research.debd.table import debd_table
 from research.depth.table import part_table
 from research.estimators.training_table import objective_table
+from research.mixed.table import mixed_table
 from research.paper import table as paper
 from research.paper.published import PAPER_TABLE
 from research.results import Record, parsed, write_bytes
@@ -89,7 +90,10 @@ DOCUMENTS: dict[str, dict[str, Block]] = {
         for base in ("fixed", "learned")
     },
     "docs/options.md": option_tables.BLOCKS,
-    "docs/tables.md": {"debd": _of("debd/table.json", debd_table)},
+    "docs/tables.md": {
+        "debd": _of("debd/table.json", debd_table),
+        "mixed": _of("mixed/table.json", mixed_table),
+    },
     "docs/which_estimator.md": {
         "objectives": _of("estimators/table.json", objective_table),
     },

@@ -1,0 +1,29 @@
+"""`python -m research mixed`: three tables of mixed columns, ours beside three others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from research.command import RESULTS, WORK
+from research.mixed.cells import tables
+from research.mixed.study import fit_and_compare
+from research.mixed.table import mixed_table, write_mixed
+
+EXAMPLES = ("mixed --data packages --mostlyai venv/bin/python",)
+
+_Data = Annotated[Path, typer.Option(help="Folder where the packages of the tables are installed.")]
+_Mostlyai = Annotated[Path, typer.Option(help="Python of an environment with mostlyai-engine.")]
+_Out = Annotated[Path, typer.Option(help="Folder of the results.")]
+_Work = Annotated[Path, typer.Option(help="Folder of what each model's process writes.")]
+
+
+def mixed(
+    data: _Data, mostlyai: _Mostlyai, out: _Out = RESULTS / "mixed", work: _Work = WORK / "mixed"
+) -> None:
+    """Three tables of mixed columns: the default beside trees, a Chow-Liu tree and mostlyai-engine."""
+    for name in tables()[1]:
+        fit_and_compare(data, name, mostlyai, out, work)
+    typer.echo(mixed_table(write_mixed(out)))

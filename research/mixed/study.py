@@ -1,0 +1,85 @@
+"""A table: every model in a process of its own, then what they reach, side by side."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from research.mixed.cells import PARTS, Arrays, read_cells
+from research.results import exists, keep
+from xorflow import UserError
+
+MODELS = OURS, LIGHTGBM, CHOW_LIU, MOSTLY = "xorflow", "LightGBM alone", "Chow-Liu tree", "mostlyai-engine"
+
+
+def fit_and_compare(data: Path, name: str, mostlyai: Path, out: Path, work: Path) -> None:
+    """The record of a table, unless it is there; models whose files are in `work` are not fitted again."""
+    record, path = out / "runs" / f"{name}.json", work / f"{name}.npz"
+    if exists(record):
+        return
+    cells = read_cells(data, name)
+    work.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **cells)  # pyright: ignore[reportArgumentType]
+    fitted = {model: _fitted(model, path, mostlyai) for model in MODELS}
+    rows, sizes = np.concatenate([cells[part] for part in PARTS]), cells["sizes"]
+    models = compared(rows, sizes, fitted)
+    keep(record, {"table": name, "rows": len(rows), "columns": len(sizes), "models": models})
+
+
+def _fitted(model: str, cells: Path, mostlyai: Path) -> Arrays:
+    """What a model's process wrote, whole or not at all."""
+    path, part = (cells.with_stem(f"{cells.stem} {text}") for text in (model, f"{model} part"))
+    if not path.exists():
+        command = [sys.executable, "-m", "research.mixed.fit", model]
+        if model == MOSTLY:
+            # more threads would only cost it more time of the processor
+            command = ["env", "OMP_NUM_THREADS=1", str(mostlyai), str(Path(__file__).with_name("mostly.py"))]
+        code = subprocess.run([*command, str(cells), str(part)]).returncode
+        if code:
+            raise UserError(f"{' '.join(command)} ended with {code}; what it wrote is above")
+        part.rename(path)
+    return dict(np.load(path))
+
+
+def compared(rows: NDArray[Any], sizes: NDArray[Any], fitted: dict[str, Arrays]) -> list[dict[str, Any]]:
+    """Of each model the log-likelihood of test rows, how much less it is than ours, its cost and its impossible rows."""
+    never = never_together(rows, sizes)
+    return [
+        {
+            "model": model,
+            "ll": _mean(figures["log_p"]),
+            "less": _mean(fitted[OURS]["log_p"] - figures["log_p"]),
+            "cpu_seconds": float(figures["cpu_seconds"]),
+            "megabytes": float(figures["megabytes"]),
+            "impossible": _mean(has_pair(figures["samples"], sizes, never)),
+        }
+        for model, figures in fitted.items()
+    ]
+
+
+def _mean(values: NDArray[Any]) -> list[float]:
+    """With its standard error."""
+    return [float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5)]
+
+
+def never_together(rows: NDArray[Any], sizes: NDArray[Any]) -> NDArray[Any]:
+    """Pairs of values in two columns that no row has, although independent columns would have ten or more."""
+    hot = _one_hot(rows, sizes)
+    column = np.repeat(np.arange(len(sizes)), sizes)
+    expected = np.outer(hot.sum(0), hot.mean(0))
+    return (hot.T @ hot == 0) & (expected >= 10) & (column[:, None] != column)
+
+
+def has_pair(rows: NDArray[Any], sizes: NDArray[Any], pairs: NDArray[Any]) -> NDArray[Any]:
+    """Which rows have any of these pairs."""
+    hot = _one_hot(rows, sizes)
+    return np.einsum("ni,ij,nj->n", hot, pairs, hot, optimize=True) > 0
+
+
+def _one_hot(rows: NDArray[Any], sizes: NDArray[Any]) -> NDArray[Any]:
+    return np.concatenate([np.eye(size)[states] for size, states in zip(sizes, rows.T, strict=True)], 1)
