@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +27,9 @@ from xorflow.training.checkpoint import load_tensors, save_tensors
 
 
 def damage(case: Case, run: Path) -> str:
-    """Damage one file of a run; returns its name."""
+    """Damage one file of a run, or put a link to a folder that is not its own; returns its name."""
+    if case.chance.random() < 0.05:
+        return _linked_folder(case, run)
     files = sorted(path for path in run.rglob("*") if path.is_file())
     # the configuration says most, and is most easily edited
     path = case.chance.choice([*files, *(path for path in files if path.suffix == ".json")])
@@ -45,6 +48,20 @@ def damage(case: Case, run: Path) -> str:
         what = f"the content of {other.name}"
         path.write_bytes(other.read_bytes())
     case.note(name, "after", what)
+    return name
+
+
+def _linked_folder(case: Case, run: Path) -> str:
+    """A folder of somebody with what a run would remove there."""
+    mine = case.folder / "mine"
+    (mine / "step-000000001").mkdir(parents=True)
+    (mine / "step-000000001/state.safetensors").write_text("mine")
+    (mine / ".mine.12345678.tmp").write_text("mine")
+    name = case.chance.choice(("checkpoints", "tensorboard", "checkpoints/step-000000003"))
+    (run / name).parent.mkdir(exist_ok=True)
+    shutil.rmtree(run / name, ignore_errors=True)
+    (run / name).symlink_to(mine)
+    case.note(name, "is a link")
     return name
 
 

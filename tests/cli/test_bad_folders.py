@@ -170,6 +170,32 @@ def test_an_unfinished_run_says_how_to_finish_it(tmp_path: Path, rows: Path, xor
     assert xorflow("evaluate", tmp_path / "run").code == 0
 
 
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "checkpoints/step-000000002", "tensorboard", "metrics.jsonl"]
+)
+def test_a_run_that_goes_on_touches_nothing_elsewhere(
+    tmp_path: Path, rows: Path, xorflow: Command, name: str
+) -> None:
+    """Checkpoints that are not the last are removed, and half-written files: behind a link they would be another's."""
+    run, mine = tmp_path / "run", tmp_path / "mine"
+    with pytest.raises(Interrupted):
+        train_run(tiny_options(rows, epochs=2, checkpoint_seconds=0, tensorboard=True), run, StopAt({3}))
+    if (run / name).is_file():
+        mine.write_text('{"epoch": 1}\n', encoding="utf-8")
+        (run / name).unlink()
+    else:
+        (mine / "step-000000001").mkdir(parents=True)
+        (mine / "step-000000001/precious").write_text("mine")
+        (mine / ".half.12345678.tmp").write_text("mine")
+        shutil.rmtree(run / name, ignore_errors=True)
+    (run / name).symlink_to(mine)
+    before = contents(tmp_path)
+    said = xorflow("train", "--out", run, "--resume")
+    assert said.code == 2
+    assert "is a link to another place; copy the file there" in said.err
+    assert contents(tmp_path) == before
+
+
 def test_evaluation_needs_the_data_of_the_training(tmp_path: Path, xorflow: Command) -> None:
     data = people_file(tmp_path / "people.csv")
     assert xorflow("train", "--data", data, "--out", tmp_path / "run", *SMALL).code == 0

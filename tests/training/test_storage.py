@@ -187,11 +187,12 @@ def test_files_of_weights_lie_in_the_folder(tmp_path: Path, name: str) -> None:
         load_tensors(run, "weights")
 
 
-def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["weights.safetensors", "weights.index.json"])
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
     save_tensors(run, "weights", {"a": torch.ones(2)})
-    (run / "weights.safetensors").rename(tmp_path / "elsewhere")
-    (run / "weights.safetensors").symlink_to(tmp_path / "elsewhere")
+    (run / name).rename(tmp_path / "elsewhere")
+    (run / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="a link to another place"):
         load_tensors(run, "weights")
 

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from xorflow import training
-from xorflow._files import write_json
+from xorflow._files import read_bytes, write_json
 from xorflow.cli.sample import write_samples
 from xorflow.errors import ConfigError, in_one_line
 from xorflow.training import Interrupted, Job, Options, Outcome
@@ -234,7 +234,7 @@ def _part_done(job: Job) -> float:
     if os.path.exists(job.out / "result.json"):
         return 1.0
     try:
-        epochs = (job.out / "metrics.jsonl").read_bytes().count(b"\n")
+        epochs = read_bytes(job.out / "metrics.jsonl").count(b"\n")
     except OSError:
         return 0.0
     return epochs / (job.options.epochs + 1)  # the last evaluation counts as one

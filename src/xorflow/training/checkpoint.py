@@ -65,7 +65,7 @@ def load_tensors(folder: Path, stem: str) -> dict[str, Tensor]:
     index = _index(folder, stem)
     if not has_tensors(folder, stem):
         raise _missing(index)
-    content = read_json(index, "the index of the weights")
+    content = read_json(inside(folder, index.name), "the index of the weights")
     digests, again = content.get("sha256"), content.get("same")
     if not isinstance(digests, dict) or not isinstance(again, dict):
         raise _damaged(index, "is no index of weights")

@@ -48,10 +48,19 @@ def held(run: Path) -> Iterator[None]:
     except OSError as error:
         raise _unwritable(run, error) from None
     try:
+        _require_own_folders(run)
         remove_half_written(run)
         yield
     finally:
         lock.release()
+
+
+def _require_own_folders(run: Path) -> None:
+    """Refuse links to folders elsewhere, where files would be made and removed."""
+    for name in ("checkpoints", "tensorboard"):
+        folder = inside(run, name)
+        for path in folder.glob("*"):
+            inside(folder, path.name)
 
 
 @contextmanager
@@ -260,7 +269,7 @@ class MetricsLog:
     """`metrics.jsonl`, one record an epoch, and TensorBoard events if asked for; without a folder it keeps nothing."""
 
     def __init__(self, folder: Path | None, *, tensorboard: bool) -> None:
-        self._path = None if folder is None else folder / "metrics.jsonl"
+        self._path = None if folder is None else inside(folder, "metrics.jsonl")
         self._events = None if folder is None or not tensorboard else folder / "tensorboard" / EVENTS
 
     def begin(self, epochs: int) -> None:
