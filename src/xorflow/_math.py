@@ -36,6 +36,31 @@ class Function(torch.autograd.Function):
         return torch.stack(each)  # pyright: ignore[reportArgumentType]
 
 
+def pair_information(x: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """Of integers (N, D): log p of all pairs of values, those of one feature after the other, and features' mutual information.
+
+    Every pair of values is counted with a pseudo-row in all. An alphabet has F values in all; (F, F) and (D, D), float64.
+    """
+    offsets = sizes.cumsum(0) - sizes
+    counts = torch.zeros(int(sizes.sum()), int(sizes.sum()))
+    for rows in x.split(4096):
+        hot = torch.zeros(len(rows), len(counts))
+        hot.scatter_(1, rows.long() + offsets, 1.0)
+        counts.addmm_(hot.T, hot)
+    owners = torch.arange(len(sizes)).repeat_interleave(sizes)
+    each = sizes[owners].double()
+    pseudo = torch.where(
+        owners[:, None] == owners, torch.eye(len(owners)).double() / each, 1 / each / each[:, None]
+    )
+    p = (counts.double() + pseudo) / (len(x) + 1)
+    log_p = p.log()
+    alone = log_p.diagonal()
+    gain = torch.where(p > 0, p * (log_p - alone[:, None] - alone), 0.0)
+    blocks = torch.zeros(len(owners), len(sizes), dtype=torch.float64)
+    blocks[torch.arange(len(owners)), owners] = 1
+    return log_p, blocks.T @ gain @ blocks
+
+
 def log_mean_exp(values: Tensor, dim: int) -> Tensor:
     r""":math:`\log \frac1n \sum_i e^{v_i}` along `dim`, without overflow.
 

@@ -75,6 +75,21 @@ def test_wide_columns_keep_the_frequencies_of_their_values():
     assert any(net.trees)
 
 
+@pytest.mark.parametrize("order", ["natural", (3, 1, 4, 2, 0)])
+def test_of_many_columns_trees_look_at_those_that_tell_most(order):
+    x = rows()
+    x[:, 3] = x[:, 2] % SIZES[3]  # of all columns, the one before it in both orderings or after it
+    net = BoostedTrees(len(SIZES), categories=SIZES, order=order).fit(x, x, Boosting(seen=1))
+    x = rows(50, seed=2)
+    before = logits(net, x)
+    for changed in range(len(SIZES)):
+        other = x.clone()
+        other[:, changed] = (x[:, changed] + 1) % SIZES[changed]
+        places = net.states.positions([3 if order == "natural" else 2])
+        moved = bool((logits(net, other)[:, places] != before[:, places]).any())
+        assert moved == (changed == (2 if order == "natural" else 3))
+
+
 def test_columns_of_one_value_are_no_trouble():
     x = rows()
     x[:, 1], x[:, 4] = 1, 0

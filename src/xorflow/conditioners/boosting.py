@@ -9,8 +9,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from xorflow._math import pair_information
 from xorflow.errors import ConfigError
 
 LEAVES = 8
@@ -28,6 +30,7 @@ class Boosting:
         rows: the fewest of a leaf.
         l2: what is added to the Hessian of a leaf.
         most: columns of more values than this get none, and keep the frequencies of their values: a round is a tree for each.
+        seen: the most columns that a column's trees look at; of more, those with the greatest mutual information with it.
     """
 
     rate: float = 0.1
@@ -36,6 +39,7 @@ class Boosting:
     rows: int = 5
     l2: float = 1.0
     most: int = 32
+    seen: int = 128
 
 
 @dataclass(frozen=True)
@@ -83,55 +87,65 @@ def boosted(
     threads: int,
 ) -> Forest:
     """Trees for each column, on the columns before it in an ordering."""
-    features, visited = len(sizes), list(order)
+    visited = list(order)
     # arranged by the ordering, column after column, so that those before one lie together
     train, other = (np.asfortranarray(rows[:, visited].astype(np.float32)) for rows in (x, validation))
-    kinds = [rank for rank, d in enumerate(visited) if d not in set(ordered) and sizes[d] > 2]
+    before = _before(train, np.array([sizes[d] for d in visited]), settings.seen)
 
     def of_rank(rank: int) -> tuple[NDArray[np.float64], list[dict[str, list[str]]]]:
-        size, categorical = sizes[visited[rank]], [kind for kind in kinds if kind < rank]
+        size, seen = sizes[visited[rank]], before[rank]
         target, held_out = (rows[:, rank].astype(np.int64) for rows in (train, other))
         counts = np.bincount(target, minlength=size) + 0.5
         levels = np.log(counts / counts.sum())
         if rank == 0 or size == 1 or size > settings.most or (counts > 1).sum() < 2:
             return levels, []
-        rows = (train[:, :rank], target), (other[:, :rank], held_out)
-        bins = max(sizes[d] for d in visited[:rank])
-        return levels, _fitted(rows, levels, categorical, bins, settings)
+        of_seen = [(sizes[d], d not in ordered) for d in (visited[rank] for rank in seen)]
+        categorical = [place for place, (size, unordered) in enumerate(of_seen) if unordered and size > 2]
+        parameters = _parameters(size, max(size for size, _ in of_seen), settings)
+        rows = (train[:, seen], target), (other[:, seen], held_out)
+        return levels, _fitted(rows, levels, categorical, parameters, settings)
 
     with ThreadPoolExecutor(threads) as pool:
-        fitted = list(pool.map(of_rank, range(features)))
+        fitted = list(pool.map(of_rank, range(len(sizes))))
     forest = Forest([], [[] for _ in sizes], [{} for _ in sizes])
     columns: dict[int, Column] = {}
-    for d, (levels, texts) in zip(visited, fitted, strict=True):
+    for d, seen, (levels, texts) in zip(visited, before, fitted, strict=True):
         logits = 1 if sizes[d] == 2 else sizes[d]
         trees: list[list[Tree]] = [[] for _ in range(logits)]
         for number, text in enumerate(texts):
             if int(text["num_leaves"][0]) > 1:
-                trees[number % logits].append(_tree(text, forest, visited, sizes))
+                trees[number % logits].append(_tree(text, forest, [visited[rank] for rank in seen], sizes))
         columns[d] = Column(levels[1:] - levels[0] if logits == 1 else levels, trees)
-    forest.columns.extend(columns[d] for d in range(features))
+    forest.columns.extend(columns[d] for d in range(len(sizes)))
     return forest
 
 
-_Rows = tuple[NDArray[np.float32], NDArray[np.int64]]
-"""What is seen, and the target."""
+_MOST_VALUES = 2**12
+"""Of all columns together, in the table of all pairs; values that lie side by side share a place where there are more."""
 
 
-def _fitted(
-    rows: tuple[_Rows, _Rows],
-    levels: NDArray[np.float64],
-    categorical: list[int],
-    bins: int,
-    settings: Boosting,
-) -> list[dict[str, list[str]]]:
-    """The trees of one column, as LightGBM describes them, round by round and logit by logit."""
-    lightgbm = _lightgbm()
-    binary = len(levels) == 2
-    kind = {"objective": "binary"} if binary else {"objective": "multiclass", "num_class": len(levels)}
-    loss = "binary_logloss" if binary else "multi_logloss"
-    parameters = kind | {
-        "metric": loss,
+def _before(train: NDArray[np.float32], sizes: NDArray[np.int64], most: int) -> list[NDArray[np.int64]]:
+    """Which columns before each its trees look at."""
+    before = [np.arange(rank) for rank in range(len(sizes))]
+    if len(sizes) <= most + 1:
+        return before
+    kept = np.minimum(sizes, max(2, _MOST_VALUES // len(sizes)))
+    places = torch.from_numpy(train.astype(np.int64) * kept // sizes)
+    _, information = pair_information(places, torch.from_numpy(kept))
+    # rounded, so that no sequence of sums decides between columns that tell as much
+    ranked = (-information.numpy().round(12)).argsort(1, kind="stable")
+    return [
+        every if len(every) <= most else np.sort(ranked[rank][ranked[rank] < rank][:most])
+        for rank, every in enumerate(before)
+    ]
+
+
+def _parameters(size: int, bins: int, settings: Boosting) -> dict[str, Any]:
+    """LightGBM's, for a target of so many values."""
+    kind = {"objective": "multiclass", "metric": "multi_logloss", "num_class": size}
+    if size == 2:
+        kind = {"objective": "binary", "metric": "binary_logloss"}
+    return kind | {
         "learning_rate": settings.rate,
         "num_leaves": LEAVES,
         "min_data_in_leaf": settings.rows,
@@ -148,7 +162,22 @@ def _fitted(
         "seed": 0,
         "verbosity": -1,
     }
-    start = np.array([levels[1] - levels[0]]) if binary else levels
+
+
+_Rows = tuple[NDArray[np.float32], NDArray[np.int64]]
+"""What is seen, and the target."""
+
+
+def _fitted(
+    rows: tuple[_Rows, _Rows],
+    levels: NDArray[np.float64],
+    categorical: list[int],
+    parameters: dict[str, Any],
+    settings: Boosting,
+) -> list[dict[str, list[str]]]:
+    """The trees of one column, as LightGBM describes them, round by round and logit by logit."""
+    lightgbm = _lightgbm()
+    start = np.array([levels[1] - levels[0]]) if len(levels) == 2 else levels
     train, held_out = (
         lightgbm.Dataset(
             seen,
@@ -171,7 +200,7 @@ def _fitted(
             lightgbm.record_evaluation(losses),
         ],
     )
-    if min(losses["valid_0"][loss]) >= -levels[rows[1][1]].mean():
+    if min(losses["valid_0"][parameters["metric"]]) >= -levels[rows[1][1]].mean():
         return []
     described = booster.model_to_string(num_iteration=booster.best_iteration).split("\nTree=")[1:]
     return [
@@ -194,8 +223,8 @@ def _lightgbm() -> Any:
     return lightgbm
 
 
-def _tree(text: dict[str, list[str]], forest: Forest, visited: Sequence[int], sizes: Sequence[int]) -> Tree:
-    """A described tree, with its leaves renumbered from left to right."""
+def _tree(text: dict[str, list[str]], forest: Forest, seen: Sequence[int], sizes: Sequence[int]) -> Tree:
+    """A described tree of some features, with its leaves renumbered from left to right."""
     children = [[*map(int, text[side])] for side in ("left_child", "right_child")]
     kept, values = [2**LEAVES - 1] * (LEAVES - 1), [0.0] * LEAVES
     leaves = iter(range(LEAVES))
@@ -212,8 +241,8 @@ def _tree(text: dict[str, list[str]], forest: Forest, visited: Sequence[int], si
 
     visit(0)
     nodes = []
-    for node, rank in enumerate(map(int, text["split_feature"])):
-        feature = visited[rank]
+    for node, place in enumerate(map(int, text["split_feature"])):
+        feature = seen[place]
         nodes.append((feature, forest.number(feature, _goes_left(text, node, sizes[feature]))))
     return Tree(nodes + nodes[:1] * (LEAVES - 1 - len(nodes)), kept, values)
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from xorflow._math import pair_information
+
 _MOST = 2**13
 """Values of all columns together; with more the table of all pairs would not fit into memory."""
 
@@ -46,24 +48,8 @@ def chow_liu(x: Tensor, categories: Sequence[int]) -> ChowLiu | None:
     sizes = torch.tensor(tuple(categories))
     if int(sizes.sum()) > _MOST:
         return None
-    x, offsets = x.cpu(), sizes.cumsum(0) - sizes
-    counts = torch.zeros(int(sizes.sum()), int(sizes.sum()))
-    for rows in x.split(4096):
-        hot = torch.zeros(len(rows), len(counts))
-        hot.scatter_(1, rows.long() + offsets, 1.0)
-        counts.addmm_(hot.T, hot)
-    owners = torch.arange(len(sizes)).repeat_interleave(sizes)
-    each = sizes[owners].double()
-    pairs = each[:, None] * each
-    same = owners[:, None] == owners
-    pseudo = torch.where(same, torch.eye(len(owners)).double() / each, 1 / pairs)
-    p = (counts.double() + pseudo) / (len(x) + 1)
-    log_p = p.log()
-    alone = log_p.diagonal()
-    gain = torch.where(p > 0, p * (log_p - alone[:, None] - alone), 0.0)
-    blocks = torch.zeros(len(owners), len(sizes), dtype=torch.float64)
-    blocks[torch.arange(len(owners)), owners] = 1
-    return ChowLiu(_tree(blocks.T @ gain @ blocks), log_p, offsets)
+    log_p, information = pair_information(x.cpu(), sizes)
+    return ChowLiu(_tree(information), log_p, sizes.cumsum(0) - sizes)
 
 
 def _tree(information: Tensor) -> Tensor:
