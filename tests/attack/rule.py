@@ -172,7 +172,7 @@ class Case:
         made = [name for name in after if name not in before and not may(name)]
         require(not made, "made", f"{made[:3]}")
         if outcome is not None and outcome.code == 2:
-            left = [name for name in after if name.endswith((".tmp", "/.lock"))]
+            left = [name for name in after if name not in before and name.endswith((".tmp", "/.lock"))]
             require(not left, "made", f"left over: {left[:3]}")
 
 
