@@ -17,17 +17,15 @@ PARTS = ("train", "validation", "test")
 Arrays = dict[str, NDArray[Any]]
 
 
-def tables() -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """What is done with every table, and the tables by name."""
-    entries = tomllib.loads(Path(__file__).with_name("tables.toml").read_text("utf-8"))
-    named = {name: entries.pop(name) for name, entry in [*entries.items()] if isinstance(entry, dict)}
-    return entries, named
+def plan() -> dict[str, Any]:
+    """What `tables.toml` holds: a table of it for each of ours, and the rules for all."""
+    return tomllib.loads(Path(__file__).with_name("tables.toml").read_text("utf-8"))
 
 
 def read_cells(data: Path, name: str) -> Arrays:
     """The three parts as integers, and for the models `sizes` of columns, the `ordered` ones, how many `samples` to draw."""
-    rules, named = tables()
-    table = named[name]
+    rules = plan()
+    table = rules[name]
     path = data / table["file"]
     if not path.exists():
         raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from research.command import RESULTS, WORK
-from research.mixed.cells import tables
+from research.mixed.cells import plan
 from research.mixed.study import fit_and_compare
 from research.mixed.table import mixed_table, write_mixed
 
@@ -16,14 +16,12 @@ EXAMPLES = ("mixed --data packages --mostlyai venv/bin/python",)
 
 _Data = Annotated[Path, typer.Option(help="Folder where the packages of the tables are installed.")]
 _Mostlyai = Annotated[Path, typer.Option(help="Python of an environment with mostlyai-engine.")]
-_Out = Annotated[Path, typer.Option(help="Folder of the results.")]
-_Work = Annotated[Path, typer.Option(help="Folder of what each model's process writes.")]
 
 
-def mixed(
-    data: _Data, mostlyai: _Mostlyai, out: _Out = RESULTS / "mixed", work: _Work = WORK / "mixed"
-) -> None:
+def mixed(data: _Data, mostlyai: _Mostlyai) -> None:
     """Three tables of mixed columns: the default beside trees, a Chow-Liu tree and mostlyai-engine."""
-    for name in tables()[1]:
-        fit_and_compare(data, name, mostlyai, out, work)
+    out = RESULTS / "mixed"
+    for name, entry in plan().items():
+        if isinstance(entry, dict):
+            fit_and_compare(data, name, mostlyai, out, WORK / "mixed")
     typer.echo(mixed_table(write_mixed(out)))

@@ -44,20 +44,18 @@ def _exact(model: LatentFlow | Mixture) -> Fitted:
 def _tree(train: Tensor, sizes: list[int]) -> Fitted:
     tree = chow_liu(train, sizes)
     assert tree is not None
-    alone, first = tree.log_p.diagonal(), tree.offsets.tolist()
+    first = tree.offsets.tolist()
 
     def sample(count: int) -> Tensor:
         x = torch.zeros(count, len(sizes), dtype=torch.int64)
 
-        def draw(d: int) -> None:
-            values, above = slice(first[d], first[d] + sizes[d]), int(tree.parents[d])
-            log_p = tree.log_p[x[:, above] + first[above], values] if d else alone[values].expand(count, -1)
-            x[:, d] = log_p.softmax(1).multinomial(1)[:, 0]
-            for below in (tree.parents == d).nonzero().flatten().tolist():
+        def draw(d: int, log_p: Tensor) -> None:
+            x[:, d] = log_p[:, first[d] :][:, : sizes[d]].softmax(1).multinomial(1)[:, 0]
+            for below in (tree.parents == d).nonzero()[:, 0].tolist():
                 if below:  # column 0 is the root, its own parent
-                    draw(below)
+                    draw(below, tree.log_p[x[:, d] + first[d]])
 
-        draw(0)
+        draw(0, tree.log_p.diagonal().expand(count, -1))
         return x
 
     return tree.log_prob, sample

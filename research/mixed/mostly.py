@@ -25,27 +25,22 @@ def main(cells: str, out: str) -> None:
     """Train, score the test rows, sample."""
     given = dict(np.load(cells))
     names = [f"column{d}" for d in range(len(given["sizes"]))]
-    ordered = {names[d] for d in given["ordered"]}
-
-    def frame(part: str) -> pd.DataFrame:
-        values = zip(names, given[part].T, strict=True)
-        return pd.DataFrame(
-            {name: of_column if name in ordered else of_column.astype(str) for name, of_column in values}
-        )
-
+    texts = {name: str for d, name in enumerate(names) if d not in given["ordered"]}
+    train_rows, others, test = (
+        pd.DataFrame(given[part], columns=names).astype(texts) for part in ("train", "validation", "test")
+    )
     set_random_state(0)
-    rows = len(given["train"])
     with tempfile.TemporaryDirectory() as folder:
         split(
-            pd.concat([frame("train"), frame("validation")], ignore_index=True),
-            trn_val_split=lambda keys: (keys[:rows], keys[rows:]),
+            pd.concat([train_rows, others], ignore_index=True),
+            trn_val_split=lambda keys: (keys[: len(train_rows)], keys[len(train_rows) :]),
             workspace_dir=folder,
         )
         analyze(workspace_dir=folder)
         encode(workspace_dir=folder)
         train(workspace_dir=folder)
         used = resource.getrusage(resource.RUSAGE_SELF)
-        log_p = log_prob(workspace=Workspace(folder), data=frame("test"))
+        log_p = log_prob(workspace=Workspace(folder), data=test)
         generate(sample_size=int(given["samples"]), workspace_dir=folder)
         # its state for what is rare is our state 0
         samples = load_generated_data(folder).replace("_RARE_", "0").astype(int).to_numpy()

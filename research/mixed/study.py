@@ -26,9 +26,9 @@ def fit_and_compare(data: Path, name: str, mostlyai: Path, out: Path, work: Path
     work.mkdir(parents=True, exist_ok=True)
     np.savez(path, **cells)  # pyright: ignore[reportArgumentType]
     fitted = {model: _fitted(model, path, mostlyai) for model in MODELS}
-    rows, sizes = np.concatenate([cells[part] for part in PARTS]), cells["sizes"]
-    models = compared(rows, sizes, fitted)
-    keep(record, {"table": name, "rows": len(rows), "columns": len(sizes), "models": models})
+    rows = np.concatenate([cells[part] for part in PARTS])
+    models = compared(rows, cells["sizes"], fitted)
+    keep(record, {"table": name, "rows": len(rows), "columns": rows.shape[1], "models": models})
 
 
 def _fitted(model: str, cells: Path, mostlyai: Path) -> Arrays:
@@ -48,7 +48,8 @@ def _fitted(model: str, cells: Path, mostlyai: Path) -> Arrays:
 
 def compared(rows: NDArray[Any], sizes: NDArray[Any], fitted: dict[str, Arrays]) -> list[dict[str, Any]]:
     """Of each model the log-likelihood of test rows, how much less it is than ours, its cost and its impossible rows."""
-    never = never_together(rows, sizes)
+    first = np.cumsum(sizes) - sizes
+    never = never_together(rows + first, sizes.sum())
     return [
         {
             "model": model,
@@ -56,7 +57,7 @@ def compared(rows: NDArray[Any], sizes: NDArray[Any], fitted: dict[str, Arrays])
             "less": _mean(fitted[OURS]["log_p"] - figures["log_p"]),
             "cpu_seconds": float(figures["cpu_seconds"]),
             "megabytes": float(figures["megabytes"]),
-            "impossible": _mean(has_pair(figures["samples"], sizes, never)),
+            "impossible": _mean(has_pair(figures["samples"] + first, never)),
         }
         for model, figures in fitted.items()
     ]
@@ -67,19 +68,13 @@ def _mean(values: NDArray[Any]) -> list[float]:
     return [float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5)]
 
 
-def never_together(rows: NDArray[Any], sizes: NDArray[Any]) -> NDArray[Any]:
-    """Pairs of values in two columns that no row has, although independent columns would have ten or more."""
-    hot = _one_hot(rows, sizes)
-    column = np.repeat(np.arange(len(sizes)), sizes)
-    expected = np.outer(hot.sum(0), hot.mean(0))
-    return (hot.T @ hot == 0) & (expected >= 10) & (column[:, None] != column)
+def never_together(rows: NDArray[Any], states: int) -> NDArray[Any]:
+    """Pairs of states, of which no two columns share any, that no row has, although independence would expect ten or more."""
+    hot = np.zeros((len(rows), states))
+    np.put_along_axis(hot, rows, 1, 1)
+    return (hot.T @ hot == 0) & (np.outer(hot.sum(0), hot.mean(0)) >= 10)
 
 
-def has_pair(rows: NDArray[Any], sizes: NDArray[Any], pairs: NDArray[Any]) -> NDArray[Any]:
+def has_pair(rows: NDArray[Any], pairs: NDArray[Any]) -> NDArray[Any]:
     """Which rows have any of these pairs."""
-    hot = _one_hot(rows, sizes)
-    return np.einsum("ni,ij,nj->n", hot, pairs, hot, optimize=True) > 0
-
-
-def _one_hot(rows: NDArray[Any], sizes: NDArray[Any]) -> NDArray[Any]:
-    return np.concatenate([np.eye(size)[states] for size, states in zip(sizes, rows.T, strict=True)], 1)
+    return np.any(pairs[rows[:, :, None], rows[:, None]], (1, 2))

@@ -29,7 +29,7 @@ def data(tmp_path, monkeypatch):
     (tmp_path / "none").mkdir()
     (tmp_path / "none/tiny.csv").write_text("\n".join(lines))
     for module in (cells, command):
-        monkeypatch.setattr(module, "tables", lambda: (RULES, {"tiny": TABLE}))
+        monkeypatch.setattr(module, "plan", lambda: RULES | {"tiny": TABLE})
     return tmp_path
 
 
@@ -57,12 +57,13 @@ def test_a_skewed_number_has_bins_of_enough_rows():
 
 
 def test_pairs_that_never_occur_though_expected():
-    rows = np.array([[0, 0]] * 40 + [[0, 1]] * 40 + [[1, 0]] * 40)
-    sizes = np.array([2, 2])
-    never = never_together(rows, sizes)
-    assert np.argwhere(never).tolist() == [[1, 3], [3, 1]]
-    assert has_pair(np.array([[0, 0], [1, 1]]), sizes, never).tolist() == [False, True]
-    assert not never_together(rows[::12], sizes).any()  # too few to expect any
+    rows = np.array([[0, 2]] * 40 + [[0, 3]] * 40 + [[1, 2]] * 40)
+    never = never_together(rows, 4)
+    assert never[1, 3]
+    assert never[3, 1]
+    assert not never[:2, 2].any()
+    assert has_pair(np.array([[0, 2], [1, 3]]), never).tolist() == [False, True]
+    assert not never_together(rows[::12], 4).any()  # too few to expect any
 
 
 def test_a_tree_is_sampled_by_its_probabilities(data):
@@ -106,15 +107,17 @@ def stand_in(tmp_path, monkeypatch):
     )
     path.chmod(0o755)
     monkeypatch.setattr(study.sys, "executable", str(path))
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "out")
+    monkeypatch.setattr(command, "WORK", tmp_path / "work")
     return path
 
 
 def test_a_table_is_compared_once(research, data, stand_in, monkeypatch):
-    options = ("--data", data, "--mostlyai", stand_in, "--out", data / "out", "--work", data / "work")
+    options = ("--data", data, "--mostlyai", stand_in)
     done = research("mixed", *options)
     assert done.code == 0
     assert "mostlyai-engine" in done.out
-    (row,) = json.loads((data / "out/table.json").read_text())["rows"]
+    (row,) = json.loads((data / "out/mixed/table.json").read_text())["rows"]
     assert row["rows"] == 400
     assert row["columns"] == 3
     assert [model["model"] for model in row["models"]] == [*MODELS]
@@ -125,7 +128,7 @@ def test_a_table_is_compared_once(research, data, stand_in, monkeypatch):
 
 
 def test_mistakes_are_said(research, data, stand_in):
-    options = ("--mostlyai", stand_in, "--out", data / "out", "--work", data / "work")
+    options = ("--mostlyai", stand_in)
     absent = research("mixed", "--data", data / "absent", *options)
     assert absent.code == 2
     assert "pip install --no-deps --target" in absent.err
