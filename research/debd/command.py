@@ -17,7 +17,9 @@ from research.tables import terminal_table
 
 EXAMPLES = ("debd --data debd --rows 'nltcs,d*' --seeds 1 --out runs/debd",)
 
-_Data = Annotated[Path, typer.Option(help="Folder of the sets, NAME.npz; they are not ours to give away.")]
+_Data = Annotated[
+    Path, typer.Option(help="Folder of the sets, NAME.npz or NAME.ts.data; they are not ours to give away.")
+]
 _Rows = Annotated[
     str | None, typer.Option(help="Sets, with commas; * stands for any letters. By default all.")
 ]
@@ -41,7 +43,7 @@ def debd(
         for name in names:
             if not results.exists(run_of(out, name, seed)):
                 console.print(f"{name}, seed {seed}", highlight=False)
-                train_and_score(sets[name], seed, minutes, out)
+                train_and_score(sets[name], name, seed, minutes, out)
                 write_debd(out)
     table = write_debd(out)
     shown = [

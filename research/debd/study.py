@@ -5,20 +5,47 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from research.results import Record, keep
 from xorflow import ConfigError, auto_fit, data, evaluate
-from xorflow.data import Dataset
+from xorflow.data import Dataset, Split
 from xorflow.training import chow_liu, independent_nll
 
 
 def find_sets(folder: Path) -> dict[str, Path]:
-    """The files of sets, by name: `NAME.npz` with the arrays train, validation and test of bits."""
-    files = {path.stem: path for path in sorted(folder.glob("*.npz"))}
+    """The files of sets, by name: `NAME.npz` with arrays of bits, or as they are published `NAME.ts.data` beside two others."""
+    texts = {path.name.removesuffix(".ts.data"): path for path in sorted(folder.glob("*.ts.data"))}
+    files = texts | {path.stem: path for path in sorted(folder.glob("*.npz"))}
     if not files:
-        raise ConfigError(f"--data is a folder of files NAME.npz, and {folder} has none; choose another")
-    return files
+        raise ConfigError(
+            f"--data is a folder of files NAME.npz or NAME.ts.data, and {folder} has none; choose another"
+        )
+    return dict(sorted(files.items()))
+
+
+def read_set(path: Path, name: str) -> Dataset:
+    """The bits of a set, in the three parts that are published."""
+    if path.suffix == ".npz":
+        dataset = data.load(path, categories=2)
+        if dataset.test is None or dataset.validation is None:
+            raise ConfigError(f"a set has the arrays train, validation and test, and {path} lacks one")
+        return dataset
+    train, validation, test = (
+        Split(_bits(path.with_name(f"{name}.{part}.data"))) for part in ("ts", "valid", "test")
+    )
+    return Dataset(name, train, validation, test, (2,) * train.values.shape[1])
+
+
+def _bits(path: Path) -> Tensor:
+    """The cells of a text file: they are read as those of any table, without its states for gaps."""
+    schema = data.load(path, validation=0, test=0, header=False).schema
+    assert schema is not None
+    states = data.load_rows(path, categories=schema.categories, schema=schema, header=False)
+    cells = np.stack([column.to_numpy() for column in schema.decode(states.numpy(), 0).columns], 1)
+    return data.validate(torch.from_numpy(cells), (2,) * cells.shape[1]).to(torch.uint8)
 
 
 def run_of(out: Path, name: str, seed: int) -> Path:
@@ -26,20 +53,19 @@ def run_of(out: Path, name: str, seed: int) -> Path:
     return out / "runs" / f"{name}-{seed}.json"
 
 
-def train_and_score(path: Path, seed: int, minutes: float, out: Path) -> None:
+def train_and_score(path: Path, name: str, seed: int, minutes: float, out: Path) -> None:
     """One run with everything counted, from reading the file to the likelihood of the test rows; its record is kept."""
     began, cpu = time.monotonic(), time.process_time()
-    dataset = data.load(path, categories=2)
-    if dataset.test is None or dataset.validation is None:
-        raise ConfigError(f"a set has the arrays train, validation and test, and {path} lacks one")
+    dataset = read_set(path, name)
+    assert dataset.test is not None
     found = auto_fit(dataset, minutes=minutes, seed=seed)
     log_p = evaluate.exact(found.model, dataset.test)
     seconds, cpu = time.monotonic() - began, time.process_time() - cpu
     figures = log_p.summary()
     keep(
-        run_of(out, path.stem, seed),
+        run_of(out, name, seed),
         {
-            "set": path.stem,
+            "set": name,
             "seed": seed,
             "ll": -log_p.nll,
             "kind": log_p.kind,

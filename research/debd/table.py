@@ -43,7 +43,7 @@ def _row(runs: list[Record], published: dict[str, float]) -> Record:
 
 
 def debd_table(table: Record) -> str:
-    """Log-likelihoods of test rows; the better of ours and the published one is bold."""
+    """Log-likelihoods of test rows; the better of our worst seed and the published one is bold."""
     return markdown_table(
         "set | >independent | >Chow-Liu | >best published | >xorflow | >worst seed | >seeds | >seconds | >CPU seconds",
         map(_cells, table["rows"]),
@@ -52,7 +52,7 @@ def debd_table(table: Record) -> str:
 
 def _cells(row: Record) -> list[str]:
     ours, best = f"{row['ll']:.3f} ± {row['stderr']:.3f}", fixed(row["published"], 3)
-    if row["published"] is not None and row["ll"] > row["published"]:
+    if row["published"] is not None and row["worst"] > row["published"]:
         ours = f"**{ours}**"
     elif row["published"] is not None:
         best = f"**{best}**"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from research.__main__ import main
-from research.debd import command
+from research.debd import command, study
 from research.debd.table import debd_table, make_table
 
 FIGURES = ("ll", "kind", "stderr", "seconds", "cpu_seconds", "device", "published", "independent", "chow_liu")
@@ -51,8 +51,19 @@ def test_each_set_is_trained_once(sets, monkeypatch, capsys):
     assert "own" in capsys.readouterr().out
 
 
+def test_sets_are_read_as_they_are_published(sets):
+    arrays = study.read_set(sets / "dna.npz", "dna")
+    arrays.train.values[:, 1] = 1  # a constant, which other parts need not know
+    for name, part in (("ts", arrays.train), ("valid", arrays.validation), ("test", arrays.test)):
+        np.savetxt(sets / f"text.{name}.data", part.values, fmt="%d", delimiter=",")
+    found = study.read_set(study.find_sets(sets)["text"], "text")
+    assert found.categories == (2, 2, 2)
+    for name, part in arrays.parts.items():
+        assert found.parts[name].values.equal(part.values)
+
+
 def test_a_folder_without_sets_is_said(sets, capsys):
     assert run(sets / "out") == 2
-    assert "is a folder of files NAME.npz" in capsys.readouterr().err
+    assert "is a folder of files NAME.npz or NAME.ts.data" in capsys.readouterr().err
     assert run(sets, "--rows", "nltcs") == 2
     assert "--rows names sets, which are dna, own" in capsys.readouterr().err

@@ -43,7 +43,7 @@ from xorflow.training.trainer import Trainer
 MOST_ORDERINGS = 8
 """More gain little, and scoring takes its time for each."""
 
-_OF_TIME = 0.75
+_OF_TIME = 0.8
 """The share of the budget after which no ordering ends: weights are fitted, and rows evaluated, in the rest."""
 
 _WORTH = 3e-4
