@@ -92,8 +92,8 @@ def block(results: Results) -> str:
 
 
 def section(name: str, result: dict[str, Any]) -> str:
-    """One machine's figures that have a target, curves and plots, which show all figures."""
-    figures, curves = result["figures"], result["scaling"]
+    """One machine's figures that have a target, and plots, which show all figures and how cost grows."""
+    figures = result["figures"]
     aimed = [figure for figure in figures if figure["target"] is not None]
     met = sum(figure["met"] for figure in aimed)
     heading = f"### {name}\n\n{_machine(result)} {met} of {len(aimed)} targets met."
@@ -107,7 +107,6 @@ def section(name: str, result: dict[str, Any]) -> str:
         heading,
         _figure_table(shown),
         plots[0],
-        _curve_table(curves),
         plots[1],
         profile,
     ]
@@ -127,30 +126,12 @@ def _figure_table(figures: list[dict[str, Any]]) -> str:
             f"`{figure['id']}`",
             f"{_short(figure['value'])} {figure['unit']}",
             figure["reference"],
-            f"{_short(figure['reference_value'])} {figure['unit']}",
             _short(figure["ratio"]),
-            figure["target"] or "",
-            {None: "", True: "yes", False: "**no**"}[figure["met"]],
+            (figure["target"] or "") + (" **missed**" if figure["met"] is False else ""),
         )
         for figure in figures
     )
-    return _table(("figure", "value", "reference", "its value", "ratio", "target", "met"), rows)
-
-
-def _curve_table(curves: list[dict[str, Any]]) -> str:
-    rows = (
-        (
-            f"`{curve['id']}`",
-            f"{curve['against']}^{curve['exponent']:.2f}",
-            f"{curve['against']} = {curve['fitted'][0]:,} to {curve['fitted'][1]:,}",
-            ", ".join(f"{key} = {value:,}" for key, value in curve["held"].items()),
-            f"{_short(1e3 * curve['seconds'][-1])} ms",
-        )
-        for curve in curves
-    )
-    return (
-        _table(("cost of", "grows as", "fitted over", "held fixed", "at the largest"), rows) if curves else ""
-    )
+    return _table(("figure", "value", "reference", "ratio", "target"), rows)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -49,7 +49,9 @@ class Budget:
         validation = float(self.validation if phase == "select" else 0)
         changes = self.changes(recipe) if self.changes else {}
         if self.digits:
-            changes |= {"data": str(digits), "test": float(_DIGITS_TEST)}
+            # only MNIST has grey values, which soft targets are made of
+            estimator = recipe.estimator.replace("soft_targets=true", "soft_targets=false")
+            changes |= {"data": str(digits), "test": float(_DIGITS_TEST), "estimator": estimator}
         return recipe.replace(**changes, validation=validation)
 
     def limited(self, split: Split) -> Split:
@@ -58,11 +60,15 @@ class Budget:
 
 
 def narrowed(registry: Registry, text: str, width: int) -> str:
-    """A network with no hidden layer wider than that."""
+    """A network with no hidden layer wider than that, and a sequence network that is as small as it can be."""
     call = registry.read(text)
-    if "hidden" not in call:
-        return text
-    return registry.text(call | {"hidden": [min(width, hidden) for hidden in call["hidden"]]})
+    small = {
+        "hidden": [min(width, hidden) for hidden in call.get("hidden", ())],
+        "width": 16,
+        "depth": 1,
+        "heads": 2,
+    }
+    return registry.text({key: small.get(key, value) for key, value in call.items()})
 
 
 def _narrow(options: Options, width: int, epochs: int) -> dict[str, Any]:
@@ -72,6 +78,10 @@ def _narrow(options: Options, width: int, epochs: int) -> dict[str, Any]:
         "epochs": min(epochs, options.epochs),
         "validate_every": 1,
         "evaluation_samples": 1,
+        "skip": min(0.05, options.skip),  # of few images
+        "warmup": min(1, options.warmup),
+        "precision": "auto",
+        "recipe": "none",  # which is for the whole of MNIST
     }
 
 

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal, get_origin
 
 from research.tables import markdown_table
 from xorflow.training import (
@@ -22,53 +23,51 @@ from xorflow.training import (
 )
 
 _UNLIMITED = 2**31
-"""What a count is always below; a page need not say it."""
+"""What a count is always below; a page need not say it, nor that a count is at least 0 or 1."""
 
 
 def group_block(folder: Path, group: str) -> str:
-    """The options of a group."""
+    """The options of a group; what holds of all options of data or of a model stands above the table."""
     del folder
     rows = []
     for name, option in OPTIONS.items():
         if option.group == group:
-            limits = [f"{words} {limit:,}" for words, limit in option.range.items() if limit < _UNLIMITED]
-            kind = "a name, see below" if option.registry else value_rule(option.type)
+            limits = [f"{rule} {limit}" for rule, limit in option.range.items() if 0 < limit < _UNLIMITED]
             needs = [
-                f"`{need.of}` only if {need}" if need.of else f"only if {need}"
+                f"{f'`{need.of}` ' if need.of else ''}only if {str(need).partition(' (')[0]}"
                 for need in option.needs
-                if need.option != "layers"  # what holds of all options of a model
+                if need.option not in ("layers", "data")
             ]
-            meaning = "; ".join([option.help, *needs])
-            rows.append([f"`{name}`", ", ".join([kind, *limits]), f"`{value_text(option.default)}`", meaning])
-    return markdown_table("option | values | default | meaning", rows)
+            rows.append(
+                [
+                    f"`{name}={value_text(option.default)}`",
+                    "; ".join([option.help, *_choices(option.type), *limits, *needs]),
+                ]
+            )
+    return markdown_table("option and default | meaning", rows)
 
 
 def names_block(folder: Path, registry: Registry) -> str:
-    """What a text may name, with the settings of each constructor."""
+    """What a text may name, with the settings of each constructor; what those of estimators mean stands in docstrings."""
     del folder
     rows = []
     for name in registry:
-        meanings = _meanings(registry.makers[name])
-        settings = registry.settings(name)
-        rows += [] if settings else [[f"`{name}`", "", "", "", ""]]
-        for number, (key, setting) in enumerate(settings.items()):
-            kind = "a name here" if key in registry.inner else value_rule(setting.annotation)
-            default = f"`{registry.default(name, key)}`"
-            rows.append(["" if number else f"`{name}`", f"`{key}`", kind, default, meanings.get(key, "")])
-    return markdown_table(f"{registry.what} | setting | values | default | meaning", rows)
-
-
-def estimators_block(folder: Path) -> str:
-    """The settings of each estimator with their defaults; what they mean stands in its docstring."""
-    del folder
-    rows = [
-        [
-            f"`{name}`",
-            ", ".join(f"`{key}={ESTIMATORS.default(name, key)}`" for key in ESTIMATORS.settings(name)),
+        meanings = {} if registry is ESTIMATORS else _meanings(registry.makers[name])
+        settings = [
+            "; ".join(
+                [
+                    f"`{key}={registry.default(name, key)}` {meanings.get(key, '')}".rstrip(),
+                    *_choices(of.annotation),
+                ]
+            )
+            for key, of in registry.settings(name).items()
         ]
-        for name in ESTIMATORS
-    ]
-    return markdown_table("estimator | settings", rows)
+        rows.append([f"`{name}`", "; ".join(settings)])
+    return markdown_table(f"{registry.what} | settings and defaults", rows)
+
+
+def _choices(type: Any) -> list[str]:
+    return [value_rule(type)] if get_origin(type) is Literal else []
 
 
 def _meanings(maker: Callable[..., object]) -> dict[str, str]:
@@ -86,8 +85,7 @@ BLOCKS = {
     **{group.lower(): functools.partial(group_block, group=group) for group in _GROUPS},
     **{
         f"{registry.what}s": functools.partial(names_block, registry=registry)
-        for registry in (CONDITIONERS, POSTERIORS, TRANSFORMS, BASES, *ESTIMATORS.inner.values())
+        for registry in (CONDITIONERS, POSTERIORS, TRANSFORMS, BASES, ESTIMATORS, *ESTIMATORS.inner.values())
     },
-    "estimators": estimators_block,
 }
 """By name."""

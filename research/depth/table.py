@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -175,9 +176,10 @@ _COLUMNS = (
 )
 
 
-def part_table(table: Record, family: str, base: str, columns: int = 11) -> str:
-    """The likelihoods of one part of the rows, in the first columns or in all."""
-    rows = [_cells(row)[:columns] for row in part(table["rows"], family, base)]
+def part_table(table: Record, family: str, base: str, columns: int = 11, but: str = "$") -> str:
+    """The likelihoods of one part of the rows, but those whose names match; in the first columns or in all."""
+    shown = (row for row in part(table["rows"], family, base) if not re.match(but, row["id"]))
+    rows = [_cells(row)[:columns] for row in shown]
     return markdown_table(" | ".join(_COLUMNS.split(" | ")[:columns]), rows)
 
 

@@ -6,11 +6,9 @@ Each row is a named recipe of a flow of depth 1 with a learned base, whose likel
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
-from research.budgets import BUDGETS, Budget, narrowed
+from research.budgets import BUDGETS, Budget
 from research.rows import ComputedRow, TrainedRow
-from xorflow.training import CONDITIONERS, Options
 
 
 @dataclass(frozen=True)
@@ -56,34 +54,9 @@ MIXED_ROWS: tuple[MixedRow, ...] = (
 )
 
 
-def _tiny(options: Options) -> dict[str, Any]:
-    network = CONDITIONERS.read(narrowed(CONDITIONERS, options.conditioner, 16))
-    small = {"width": 16, "depth": 1, "heads": 2}
-    return {
-        "conditioner": CONDITIONERS.text({key: small.get(key, value) for key, value in network.items()}),
-        "skip": 0.05 if options.skip else 0.0,  # of few images
-        "warmup": 1,
-        "epochs": 1,
-        "validate_every": 1,
-        "precision": "auto",
-        "recipe": "none",  # which is for the whole of MNIST
-    }
-
-
-def _on_digits(options: Options) -> dict[str, Any]:
-    """Without soft targets: the small digits have no grey values, only MNIST has."""
-    estimator = options.estimator.replace("soft_targets=true", "soft_targets=false")
-    return _tiny(options) | {"batch_size": 50, "estimator": estimator}
-
-
 _SMOKE, _QUICK, _FULL = (replace(budget, seeds=2, samples=1) for budget in BUDGETS)
 STRONG_BUDGETS: tuple[Budget, ...] = (
-    replace(_SMOKE, changes=_on_digits),
-    replace(
-        _QUICK,
-        description="Quick run with small networks and one epoch: not converged, and not to be compared with anything "
-        "published.",
-        changes=_tiny,
-    ),
+    _SMOKE,
+    _QUICK,
     replace(_FULL, description="Every recipe as it stands."),
 )

@@ -72,34 +72,25 @@ def strong_markdown(table: Record) -> str:
 
 
 def strong_tables(table: Record) -> str:
-    """The likelihoods, latent and deterministic, then what they cost."""
+    """The latent likelihoods, then the deterministic ones and what a row costs."""
     rows = table["rows"]
     likelihoods = markdown_table(
         "conditioner | recipe | >NLL, exact | >draws: least to greatest | >other seeds | >components alone, first draw | "
         ">training images | >bf16 differs by",
         map(_likelihoods, rows),
     )
-    deterministic = markdown_table(
-        "conditioner | >latent | >greedy, base refitted | >greedy, fixed base | >latent to refitted",
+    others = markdown_table(
+        "recipe | >greedy, base refitted | >greedy, fixed base | >weights | >epochs | >training | >100 samples | on",
         (
             [
-                *(row["title"], *(f"{row[key]:.2f}" for key in ("nll", "refit", "greedy_fixed"))),
-                f"{row['refit'] - row['nll']:+.2f}",
-            ]
-            for row in rows
-        ),
-    )
-    costs = markdown_table(
-        "conditioner | >weights | >epochs | >training | >100 samples | on",
-        (
-            [
-                *(row["title"], f"{row['parameters']:,}", str(row["epochs"] or "–"), _time(row["seconds"])),
+                *(f"`{row['recipe']}`", f"{row['refit']:.2f}", f"{row['greedy_fixed']:.2f}"),
+                *(f"{row['parameters']:,}", str(row["epochs"] or "–"), _time(row["seconds"])),
                 *(f"{row['sampling']['seconds']:.2f} s", row["device"]),
             ]
             for row in rows
         ),
     )
-    return f"{likelihoods}\n\n{deterministic}\n\n{costs}"
+    return f"{likelihoods}\n\n{others}"
 
 
 def _likelihoods(row: Record) -> list[str]:

@@ -29,7 +29,7 @@ class Recurrent(SequenceConditioner):
         features: D.
         width: of the state.
         depth: how many layers.
-        cell: `"gru"` or `"lstm"`.
+        cell: of what kind.
         dropout: the share of units left out after each layer in training.
         order: `"natural"`, `"reversed"`, `"random:SEED"`, `"columns"` (of an image) or a permutation.
         shape: (rows, columns) of an image, or None.

@@ -38,7 +38,7 @@ class CausalTransformer(SequenceConditioner):
         width: of the vectors, a multiple of `heads`.
         depth: how many blocks.
         heads: of each attention.
-        dropout: the share of units left out in training; attention weights stay, which is quicker.
+        dropout: the share of units, attention weights apart, left out in training.
         order: `"natural"`, `"reversed"`, `"random:SEED"`, `"columns"` (of an image) or a permutation.
         shape: (rows, columns) of an image, or None.
         reach: a step sees pixels at most that many rows and columns away.
@@ -47,8 +47,7 @@ class CausalTransformer(SequenceConditioner):
         sees: the inputs, `{"state": "before"}` by default.
         context: the number of context features, which every step sees.
         skipped: features that take no step, because they hardly vary; see `SequenceConditioner`.
-        rotary: queries and keys are turned by angles in proportion to where their steps lie, so that what one attends to may
-            depend on how far away it is, the same everywhere.
+        rotary: attention depends on relative position: queries and keys are turned by angles in proportion to where steps lie.
 
     >>> from xorflow.conditioners import Source
     >>> net = CausalTransformer(6, width=8, depth=2, heads=2, shape=(2, 3))

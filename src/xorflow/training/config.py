@@ -192,8 +192,7 @@ class Options:
     )
     categories: int | None = _data(
         None,
-        "how many values every feature of an array has, the integers from 0; by default those that occur. For images some of "
-        "whose pixels never vary",
+        "how many values every feature of an array has, for images some of whose pixels never vary; else those that occur",
         range={"at least": 2, "below": MOST},
         needs=(_IN_FILES,),
     )
@@ -224,8 +223,7 @@ class Options:
     conditioner: str = _model("made", "the network of each layer", registry=CONDITIONERS, flag=True)
     skip: float = _model(
         0.0,
-        "no step is taken for features that have another value than their usual one in at most this share of rows; 0: all "
-        "take one",
+        "features that differ from their usual value in at most this share of rows take no step; 0: all take one",
         range=_SHARE,
         needs=(_IN_SEQUENCES,),
     )
@@ -260,9 +258,9 @@ class Options:
     base: str = _model("learned", "the distribution of y", registry=BASES, flag=True)
     init: str = _training(
         "data",
-        "`data` begins at independent features, posteriors at Bayes' rule; `biases` with the generators' output biases alone "
-        "at the data's frequencies, `random` as the networks come; or the folder of a finished run, whose layers become the "
-        "last ones, the others near the identity, and whose base is taken over unless that of this run names p0",
+        "`data` begins at independent features, posteriors at Bayes' rule; `biases` sets the generators' output biases alone; "
+        "`random` sets nothing; or the folder of a finished run: its layers become the last ones, before them others near the "
+        "identity, and its base is taken over unless `base` names p0",
     )
     estimator: str = _training(
         "maximum-likelihood",
@@ -274,7 +272,7 @@ class Options:
     batch_size: int = _training(128, "rows a step", range=_SOME, flag=True)
     accumulate: int = _training(
         1,
-        "how many parts the rows of a step pass in, one after the other, to save memory",
+        "pass a batch in so many parts, to save memory",
         range=_SOME,
     )
     lr: float = _training(1e-3, "the highest learning rate", range=_POSITIVE, flag=True)
@@ -291,7 +289,7 @@ class Options:
     clip: float = _training(0.0, "the largest norm of the gradient; 0: unlimited", range=_AMOUNT)
     average: float = _training(
         0.0,
-        "decay of the exponential average of the weights, which is then what is evaluated; 0: none",
+        "decay of an exponential average of the weights, which is then evaluated; 0: none",
         range=_SHARE,
     )
     precision: Literal["auto", "32-true", "tf32", "bf16-mixed", "64-true"] = _training(
@@ -299,24 +297,24 @@ class Options:
     )
     compile: bool = _training(
         False,
-        "compile a transformer's blocks on CUDA: a minute at the start, and quicker steps; elsewhere nothing",
+        "compile a transformer's blocks on CUDA: a minute at the start, then faster steps",
         needs=(Needs("conditioner", ("transformer",)),),
     )
     validate_every: int = _training(1, "epochs between validations", range=_SOME)
     patience: int | None = _training(
         None,
-        "stop after so many validations without better weights; by default after all epochs",
+        "stop after so many validations without better weights",
         range=_SOME,
         needs=(Needs("validation", (0,), but=True),),
     )
     select: Literal["likelihood", "greedy"] = _training(
         "likelihood",
-        "the weights kept are best on validation data by this likelihood; `greedy` is that of the flow",
+        "by which likelihood of validation data weights are kept; `greedy` is that of the flow",
     )
     minutes: float = _training(2.0, "that recipe auto may take", range=_POSITIVE, needs=(_AUTO,), flag=True)
     orderings: int | None = _training(
         None,
-        "how many orderings the recipe auto has, instead of as many as fit into `minutes`",
+        "of the recipe auto, instead of as many as fit into `minutes`",
         range={"at least": 1, "below": 9},
         needs=(_AUTO,),
     )
