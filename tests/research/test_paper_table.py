@@ -146,6 +146,3 @@ def test_files_that_are_not_ours(folder: Path) -> None:
     path.write_text(json.dumps(content | {"evaluation": {}}), encoding="utf-8")
     with pytest.raises(DataError, match=r"a record in .* is damaged \(KeyError 'nll'\); restore it"):
         write_paper(folder)
-
-
-# ---- documents ----
