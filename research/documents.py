@@ -76,7 +76,7 @@ def data_table(demo: Record) -> str:
     )
 
 
-_MINOR = ".*(long|two|half|[48]-(natural|entropy|code)|1-inward|1-entropy|4-alternating)"
+_MINOR = ".*(long|two|half|[48]-(natural|entropy|code)|1-(inward|entropy|wide|mixture)|4-alternating)"
 """Rows of the study of depth that its page leaves to the whole table."""
 
 DOCUMENTS: dict[str, dict[str, Block]] = {

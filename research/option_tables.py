@@ -48,20 +48,19 @@ def group_block(folder: Path, group: str) -> str:
 
 
 def names_block(folder: Path, registry: Registry) -> str:
-    """What a text may name, with the settings of each constructor; what those of estimators mean stands in docstrings."""
+    """What a text may name, with the settings of each constructor, explained where they come first."""
     del folder
-    rows = []
+    rows, explained = [], set[tuple[str, str]]()
     for name in registry:
-        meanings = {} if registry is ESTIMATORS else _meanings(registry.makers[name])
-        settings = [
-            "; ".join(
-                [
-                    f"`{key}={registry.default(name, key)}` {meanings.get(key, '')}".rstrip(),
-                    *_choices(of.annotation),
-                ]
-            )
-            for key, of in registry.settings(name).items()
-        ]
+        known = registry is ESTIMATORS or (registry is POSTERIORS and name in CONDITIONERS)
+        meanings = {} if known else _meanings(registry.makers[name])
+        settings = []
+        for key, setting in registry.settings(name).items():
+            meaning = meanings.get(key, "")
+            first = (key, meaning) not in explained
+            explained.add((key, meaning))
+            text = f"`{key}={registry.default(name, key)}` {meaning if first else ''}".rstrip()
+            settings.append("; ".join([text, *_choices(setting.annotation)]))
         rows.append([f"`{name}`", "; ".join(settings)])
     return markdown_table(f"{registry.what} | settings and defaults", rows)
 
