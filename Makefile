@@ -5,10 +5,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CUDA_VENV := .venv-cuda
 CUDA_STAMP := $(CUDA_VENV)/.installed
+ENGINES_VENV := .venv-engines
+ENGINES_STAMP := $(ENGINES_VENV)/.installed
 OLD_VENV := .venv-oldest
 export MPLBACKEND := Agg
 
-.PHONY: install test test-cuda oldest lint types imports pytest demo docs bench attack soak clean
+.PHONY: install test test-cuda test-engines oldest lint types imports pytest demo docs bench attack soak clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -50,6 +52,15 @@ $(CUDA_STAMP): pyproject.toml constraints.txt
 test-cuda: $(CUDA_STAMP)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(CUDA_VENV)/bin/python -m pytest -q tests/cuda
 
+# Ray and Dask, with workers that are killed; both warn of themselves
+$(ENGINES_STAMP): pyproject.toml constraints.txt
+	test -x $(ENGINES_VENV)/bin/python || $(PYTHON) -m venv $(ENGINES_VENV)
+	$(ENGINES_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[engines]'
+	touch $(ENGINES_STAMP)
+
+test-engines: $(ENGINES_STAMP)
+	OMP_NUM_THREADS=1 $(ENGINES_VENV)/bin/python -m pytest -q tests/engines -W ignore::DeprecationWarning -W ignore::FutureWarning -W ignore::ResourceWarning
+
 # the lower bounds of pyproject.toml, in an environment made anew each time: 8 GB, for torch of that time comes with CUDA. Packages of
 # that time warn of what newer ones beside them will not have
 oldest:
@@ -76,4 +87,4 @@ bench: install
 	$(BIN)/python benchmarks/report.py
 
 clean:
-	rm -rf $(VENV) $(CUDA_VENV) $(OLD_VENV) build dist runs
+	rm -rf $(VENV) $(CUDA_VENV) $(ENGINES_VENV) $(OLD_VENV) build dist runs

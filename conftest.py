@@ -1,5 +1,6 @@
-"""What pytest passes over: modules that need a package which only CUDA builds of PyTorch bring."""
+"""What pytest passes over: modules that need packages which are not installed, such as one of CUDA builds of PyTorch."""
 
 import importlib.util
 
-collect_ignore = [] if importlib.util.find_spec("triton") else ["src/xorflow/_cuda/triton_kernels.py"]
+_NEEDS = {"src/xorflow/_cuda/triton_kernels.py": "triton", "tests/engines": "ray"}
+collect_ignore = [path for path, package in _NEEDS.items() if importlib.util.find_spec(package) is None]

@@ -10,9 +10,10 @@ import re
 import secrets
 import stat
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from xorflow.errors import CheckpointError, UserError
 
@@ -42,10 +43,9 @@ _KEEP = "what was saved before is untouched: make room or choose another --out, 
 # ---- writing ----
 
 
-def write_bytes(
-    path: Path, content: bytes | memoryview, advice: str = _KEEP, error: type[UserError] = CheckpointError
-) -> None:
-    """Write a file so that it is there wholly or not at all; `advice` ends the message if it cannot be."""
+@contextmanager
+def new_file(path: Path, advice: str = _KEEP, error: type[UserError] = CheckpointError) -> Iterator[BinaryIO]:
+    """What is written within this block becomes a file, wholly once the block has ended well, and otherwise not at all."""
     temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.tmp")
     try:
         if not path.parent.exists():
@@ -54,7 +54,7 @@ def write_bytes(
             # the process's umask says who may read it, as of any file
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
             with os.fdopen(descriptor, "wb") as stream:
-                stream.write(content)
+                yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
             os.replace(temporary, path)
@@ -63,7 +63,15 @@ def write_bytes(
                 temporary.unlink()
             raise
     except OSError as cause:
-        raise error(f"could not write {path}: {cause.strerror}; {advice}") from cause
+        raise error(f"could not write {path}: {cause.strerror or cause}; {advice}") from cause
+
+
+def write_bytes(
+    path: Path, content: bytes | memoryview, advice: str = _KEEP, error: type[UserError] = CheckpointError
+) -> None:
+    """Write a file so that it is there wholly or not at all; `advice` ends the message if it cannot be."""
+    with new_file(path, advice, error) as stream:
+        stream.write(content)
 
 
 _BINARY = getattr(os, "O_BINARY", 0)  # of Windows

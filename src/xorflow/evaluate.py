@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Literal
 
 import numpy as np
@@ -199,6 +200,7 @@ def importance(
     proposal: Literal["p", "q"] = "p",
     sum_last: bool = True,
     memory: int | None = None,
+    noise: Literal["place", "row"] = "place",
 ) -> LogLikelihood:
     r"""A lower bound on log p(x) of each row by importance sampling,
 
@@ -216,10 +218,12 @@ def importance(
         sum_last: sum the last layer out instead of sampling it, where that is possible: the same target, a tighter bound.
         memory: at most about how many bytes the draws take at a time; the result does not depend on it. By default 2^28 on the
             CPU, where more would only leave its caches, and 2^31 elsewhere.
+        noise: of a row follows from its place, or from what the row holds: its bound then depends on no other row.
     """
     _require_latent(flow)
     stop = flow.depth - 1 if sum_last and flow.last_layer_summable else flow.depth
-    sums, squares, _ = _weigh(flow, data, context, samples, seed, proposal, stop, memory)
+    of_rows = noise == "row"
+    sums, squares, _ = _weigh(flow, data, context, samples, seed, proposal, stop, memory, of_rows)
     values, effective = sums - math.log(samples), torch.exp(2 * sums - squares)
     return _of_rows(values, data, "lower bound", flow.features, samples, effective)
 
@@ -323,6 +327,7 @@ def _weigh(
     proposal: Literal["p", "q"],
     stop: int,
     memory: int | None,
+    of_rows: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """log sum w, log sum w^2 and sum log w of each row's importance weights: by blocks of rows, streamed over samples."""
     if samples < 1:
@@ -344,7 +349,10 @@ def _weigh(
         logs = torch.zeros_like(powers[:1])
         for first in range(0, samples, chunk):
             drawn = (first, min(chunk, samples - first))
-            noise = _noise(flow, seed, drawn, (index * rows, count), total, stop)
+            if of_rows:
+                noise = _noise_of_rows(flow, seed, drawn, x, stop)
+            else:
+                noise = _noise(flow, seed, drawn, (index * rows, count), total, stop)
             log_weights = _log_weights(flow, x, batch.context, noise, stop, proposal)
             both = torch.stack((log_weights, 2 * log_weights))
             powers = torch.logaddexp(powers, both.logsumexp(1))
@@ -382,6 +390,17 @@ def _noise(
     for s in range(drawn[1]):
         uniforms[s] = philox_uniforms(seed, _IMPORTANCE_STREAM, first + s * total * per_row, count)
     return torch.from_numpy(uniforms).reshape(shape).to(flow.device, flow.dtype)
+
+
+def _noise_of_rows(flow: LatentFlow, seed: int, drawn: tuple[int, int], x: Tensor, layers: int) -> Tensor:
+    """Uniforms (S', B, L', D): a window of an array (S, L', D) that the seed and the row's content name."""
+    first, count = (number * layers * flow.features for number in drawn)
+    salt = seed.to_bytes(16, "little")
+    names = [blake2b(row.tobytes(), digest_size=8, salt=salt) for row in x.cpu().numpy().astype("<i8")]
+    keys = [int.from_bytes(name.digest(), "little") for name in names]
+    uniforms = np.stack([philox_uniforms(key, _IMPORTANCE_STREAM, first, count) for key in keys])
+    shape = (len(x), drawn[1], layers, flow.features)
+    return torch.from_numpy(uniforms).reshape(shape).transpose(0, 1).to(flow.device, flow.dtype)
 
 
 def _batches(flow: Model, data: Split | Tensor, context: Tensor | None, batch_size: int) -> Iterator[Batch]:

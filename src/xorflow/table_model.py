@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from xorflow import evaluate
 from xorflow.data import Split
 from xorflow.data.schema import Schema
 from xorflow.errors import ModelError
-from xorflow.evaluate import Kind
+from xorflow.evaluate import Kind, LogLikelihood
 from xorflow.flows import LatentFlow, Model
 
 
@@ -32,6 +32,24 @@ class RowScores:
     kind: Kind
     unseen: dict[str, int]
     by_column: np.ndarray | None = None
+
+
+_ROWS, _ALIKE = 1024, 64
+"""Rows of a pass, and what divides them. A product of matrices may round a row otherwise in other shapes, not in these."""
+
+
+def row_by_row(
+    model: Model, rows: Split, samples: int | None = None, memory: int | None = None
+) -> LogLikelihood:
+    """log p of rows, each of which depends on that row alone, whatever stands beside it; with `samples` a bound, if need be."""
+    count = len(rows)
+    filled = rows[torch.arange(-(-count // _ALIKE) * _ALIKE, device=rows.device) % count]
+    if samples and isinstance(model, LatentFlow) and not model.has_closed_form:
+        log_p = evaluate.importance(model, filled, samples=samples, memory=memory, noise="row")
+    else:
+        log_p = evaluate.exact(model, filled, batch_size=_ROWS, memory=memory)
+    effective = None if log_p.effective_samples is None else log_p.effective_samples[:count]
+    return replace(log_p, values=log_p.values[:count], effective_samples=effective)
 
 
 class TableModel:
@@ -92,10 +110,7 @@ class TableModel:
             return RowScores(by_feature.sum(1), "exact", unseen, by_feature)
         density = torch.from_numpy(self.schema.log_density(cells, codes))
         split = Split(torch.from_numpy(codes), log_density=density)
-        if samples and isinstance(self.model, LatentFlow) and not self.model.has_closed_form:
-            log_p = evaluate.importance(self.model, split, samples=samples, memory=memory)
-        else:
-            log_p = evaluate.exact(self.model, split, memory=memory)
+        log_p = row_by_row(self.model, split, samples, memory)
         return RowScores(log_p.values.cpu().numpy(), log_p.kind, unseen)
 
     @torch.no_grad()

@@ -44,12 +44,14 @@ COMMANDS = {
         "Draw new rows from a run.",
         "xorflow sample runs/demo --count 64 --out digits.png",
         "xorflow sample runs/people --count 1000 --out people.csv",
+        "xorflow sample runs/people --count 1000000000 --out rows",
         "xorflow sample runs/demo --flow refitted --out bijection.png",
     ),
     "score": (
         "score",
         "log p of every row of a file, in nats.",
         "xorflow score runs/people --data new.csv --out scores.csv",
+        "xorflow score runs/people --data 'rows/*.parquet' --out scores",
         "xorflow score runs/demo --data images.npy --json",
     ),
     "combine": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 from pathlib import Path
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from xorflow import training
 from xorflow._files import write_bytes
+from xorflow._math import philox_raw
+from xorflow.batch import RunModel
+from xorflow.cli.parts import Jobs, Task, is_folder, make_files, refuse_for_a_folder, refuse_for_one_file
 from xorflow.cli.runs import (
     NO_ROOM,
     AsJson,
@@ -26,8 +30,10 @@ from xorflow.cli.runs import (
     chosen_flow,
 )
 from xorflow.data import write_rows
+from xorflow.data.checks import narrow
 from xorflow.data.tables import SUFFIXES
 from xorflow.errors import ConfigError
+from xorflow.evaluate import rows_at_a_time
 from xorflow.flows import Flow, LatentFlow, Mixture
 from xorflow.training import Run, out_of_memory_as_error
 from xorflow.training.config import MOST
@@ -37,7 +43,12 @@ def sample(
     run: RunArgument,
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=MOST - 1, help="How many.")] = 100,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="A file to write: as the data's; .png of images.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file to write: as the data's; .png of images; or a folder, of files of 100,000 rows."
+        ),
+    ] = None,
     flow: FlowOption = Which.LATENT,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -48,8 +59,14 @@ def sample(
             "--quote-formulas", help="Put an apostrophe before cells that a spreadsheet would compute."
         ),
     ] = False,
+    jobs: Jobs = None,
 ) -> None:
     """Draw new rows from a run."""
+    if out is not None and is_folder(out):
+        refuse_for_a_folder(**{"--force": force, "--quote-formulas": quote_formulas})
+        _sample_files(RunModel(run, flow.value, device), count, seed, out, jobs, as_json)
+        return
+    refuse_for_one_file(jobs)
     opened = training.open_run(run, device=device)
     if out is not None:
         check_out(out, _suffixes(opened), (opened.options.data,), force)
@@ -81,6 +98,38 @@ def draw(flow: Flow | LatentFlow | Mixture, count: int, seed: int) -> Tensor:
     labels = torch.arange(count, device=flow.device) % flow.context_features
     context = torch.nn.functional.one_hot(labels, flow.context_features)
     return flow(context).sample((), generator=generator).cpu()
+
+
+# ---- many files ----
+
+PART = 100_000
+"""Rows of a file in a folder."""
+_SEEDS = 5
+"""Which of a seed's streams has those of parts."""
+_MEMORY = 2**28
+"""About what a pass of samples may take: how many rows it has follows from the model alone."""
+
+
+def _sample_files(model: RunModel, count: int, seed: int, out: Path, jobs: int | None, as_json: bool) -> None:
+    """Files of samples, each a function of the seed and its number, so that no two have the same draws."""
+    opened, _ = model.opened()
+    suffix = ".npy" if opened.schema is None else ".parquet"
+    numbers = range(-(-count // PART))
+    tasks = [Task(f"part-{n:06d}{suffix}", n, min(PART, count - n * PART)) for n in numbers]
+    about = {"run": model.sha256, "options": {"flow": model.flow, "seed": seed, "count": count}}
+    make_files(out, tasks, functools.partial(_write_part, model, seed, count), about, jobs, model.device)
+    said = {"rows": count, "files": len(tasks)}
+    typer.echo(json.dumps(said) if as_json else f"wrote {count:,} rows in {len(tasks):,} files to {out}")
+
+
+def _write_part(model: RunModel, seed: int, count: int, number: int, path: Path) -> None:
+    opened, flow = model.opened()
+    # seeds are 63 bits, and each pass has one of its own
+    rows, at_once = min(PART, count - number * PART), rows_at_a_time(flow, _MEMORY)
+    seeds = philox_raw(seed, _SEEDS, -(-rows // at_once), first_block=number * PART) >> 1
+    with out_of_memory_as_error("lower --jobs"):
+        drawn = [narrow(draw(flow, at_once, int(each)), flow.states.sizes) for each in seeds]
+    write_rows(path, torch.cat(drawn)[:rows], opened.schema, int(seeds[0]))
 
 
 def write_samples(folder: Path, count: int, seed: int) -> Path:

@@ -167,8 +167,8 @@ class Split:
         self._check_count(n, "a subset")
         return self[:n]
 
-    def __getitem__(self, rows: slice) -> Split:
-        """Consecutive rows, which share memory with these."""
+    def __getitem__(self, rows: slice | Tensor) -> Split:
+        """Rows by their numbers; consecutive ones share memory with these."""
         every = {"values": self.values, "context": self.context, "log_density": self.log_density}
         return replace(self, **{name: tensor[rows] for name, tensor in every.items() if tensor is not None})
 

@@ -95,20 +95,27 @@ def is_frame(data: object) -> bool:
     return hasattr(data, "__arrow_c_stream__")
 
 
-def table_files(data: str | os.PathLike[str]) -> list[Path]:
-    """The plain files that a path means: itself, or the Parquet files of a folder or of a pattern such as `rows/*.parquet`."""
+def table_files(
+    data: str | os.PathLike[str], one: Sequence[str] = SUFFIXES, several: Sequence[str] = (".parquet",)
+) -> list[Path]:
+    """The plain files that a path means: itself, or those of a folder or of a pattern such as `rows/*.parquet`.
+
+    `one` and `several` are the suffixes that they may have. In a folder, what begins with a dot or an underscore is no data.
+    """
     path = Path(data)
     if os.path.isdir(path):
-        names = sorted(path.glob("*.parquet"))
+        found = (name for name in path.iterdir() if name.suffix.lower() in several)
+        names = sorted(name for name in found if name.name[0] not in "._")
     elif _PATTERN.search(str(data)) and not os.path.lexists(path):
-        names = [Path(name) for name in sorted(glob.glob(str(data)))]
+        names = [Path(name) for name in sorted(glob.glob(str(data), recursive=True))]
     else:
-        return [check_path(path, SUFFIXES)]
+        return [check_path(path, one)]
     if not names:
         raise DataError(
-            f"{data} names no data: it is a file, a folder of files *.parquet, or a pattern such as 'rows/*.parquet'; mend it"
+            f"{data} names no data: it is a file, a folder of {', '.join(several)} files, or a pattern such as "
+            "'rows/*.parquet'; mend it"
         )
-    return [check_path(name, (".parquet",)) for name in names]
+    return [check_path(name, several) for name in names]
 
 
 def means_several(data: object) -> bool:

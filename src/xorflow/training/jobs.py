@@ -114,7 +114,7 @@ def run_jobs(
         try:
             for outcome in made:
                 if finish is not None and outcome.error is None:
-                    _, error, fault = _attempted(finish, outcome.job)
+                    _, error, fault = attempted(finish, outcome.job)
                     outcome = Outcome(outcome.job, None if error else outcome.result, error, fault)
                 outcomes[outcome.job.out] = outcome
                 if observer is not None:
@@ -139,7 +139,7 @@ def make_run(job: Job, dataset: Dataset | None = None) -> dict[str, Any]:
     return finished_result(job.out) if trainer is None else finish_run(trainer)
 
 
-def _attempted(make: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None, bool]:
+def attempted(make: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None, bool]:
     """What a call returns, or else, in one line, why it failed, and whether by a fault of ours."""
     try:
         return make(*arguments), None, False
@@ -160,7 +160,7 @@ def _made_here(jobs: Iterable[Job], load: Callable[[Options], Dataset]) -> Itera
     """One run after the other."""
     for job in jobs:
         dataset = None if job.begun else load(_data_options(job.options))
-        yield Outcome(job, *_attempted(make_run, job, dataset))
+        yield Outcome(job, *attempted(make_run, job, dataset))
 
 
 # ---- processes ----
@@ -184,7 +184,7 @@ def _made_in_processes(jobs: Iterable[Job], workers: int, processes: _Processes)
         while waiting and len(processes) < workers:
             job = waiting.pop()
             if os.path.exists(job.out / "result.json"):
-                yield Outcome(job, *_attempted(make_run, job))
+                yield Outcome(job, *attempted(make_run, job))
             else:
                 _begin(job, threads, processes)
         for receiver in wait(list(processes), _POLL_SECONDS):
@@ -233,15 +233,15 @@ def _work(job: Job, sender: Any, threads: int) -> None:
     """Make a run in a process of its own, with its share of the cores unless OMP_NUM_THREADS says otherwise."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     with handled_signals({signal.SIGTERM: signal.default_int_handler}):
         try:
-            sender.send(_attempted(make_run, job))
+            sender.send(attempted(make_run, job))
         except (Interrupted, KeyboardInterrupt):
             sys.exit(_INTERRUPTED)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """A process that was killed can tell its own nothing."""
     parent = multiprocessing.parent_process()
     assert parent is not None
