@@ -77,29 +77,33 @@ def write_rows(rows: int, folder: Path) -> xf.data.Schema:
 
 @torch.no_grad()
 def score(folder: Path, rows: int) -> dict[str, float]:
-    """The speed of scores beside that of the bare forward pass, and the most gigabytes."""
+    """The speed of scores beside that of the bare forward pass, batch by batch, and the most gigabytes."""
     schema = write_rows(rows, folder)
     network = xf.MADE(len(schema.columns), hidden=(512,), categories=schema.categories)
     base = xf.FactorisedBase(len(schema.columns), categories=schema.categories, learned=True)
     model = xf.TableModel(schema, xf.LatentFlow([xf.Layer(network)], base))
     batches = open_rows(schema, folder / "rows.parquet").batches(schema.names)
-    scoring = bare = scored = 0.0
+    scoring, bare, scored = [], [], 0
     while True:
         began = time.perf_counter()
         batch = next(batches, None)
         if batch is None:
             break
         model.score(batch)
-        scoring, scored = scoring + time.perf_counter() - began, scored + len(batch)
+        scoring.append(time.perf_counter() - began)
+        scored += len(batch)
         states = torch.from_numpy(schema.encode(batch).astype(np.int64))
         began = time.perf_counter()
         for part in states.split(2000):
             network({"state": part})
-        bare += time.perf_counter() - began
+        bare.append(time.perf_counter() - began)
+    low, speed, high = np.quantile(np.array(bare) / scoring, [0.25, 0.5, 0.75])
     return {
         "rows": scored,
-        "rows a second": scored / scoring,
-        "speed": bare / scoring,
+        "rows a second": scored / sum(scoring),
+        "speed": speed,
+        "speed, lower quartile of batches": low,
+        "speed, upper quartile of batches": high,
         "scoring, GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
     }
 
