@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 from xorflow import Intractable
 from xorflow._math import (
     ENUMERATION_LIMIT,
+    by_inversion,
     enumerate_states,
-    log_mean_exp,
     philox_uniforms,
     philox_words,
 )
 
 
-@given(st.lists(st.floats(-50, 50), min_size=1, max_size=8), st.sampled_from([0.0, 1e4, -1e4]))
-def test_log_mean_exp(values, shift):
-    found = float(log_mean_exp(torch.tensor(values, dtype=torch.float64) + shift, 0)) - shift
-    assert math.isclose(found, math.log(np.mean(np.exp(values))), abs_tol=1e-9)
+def test_draws_by_inversion_have_their_probabilities():
+    probabilities, middles = torch.tensor([0.2, 0.0, 0.5, 0.3]), (torch.arange(1000) + 0.5) / 1000
+    assert by_inversion(probabilities, middles).bincount(minlength=4).tolist() == [200, 0, 500, 300]
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5))

@@ -1,4 +1,4 @@
-"""Small numerical helpers: gradients of our own, means of probabilities, enumeration, portable random numbers."""
+"""Small numerical helpers: gradients of our own, draws by inversion, enumeration, portable random numbers."""
 
 from __future__ import annotations
 
@@ -61,13 +61,10 @@ def pair_information(x: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
     return log_p, blocks.T @ gain @ blocks
 
 
-def log_mean_exp(values: Tensor, dim: int) -> Tensor:
-    r""":math:`\log \frac1n \sum_i e^{v_i}` along `dim`, without overflow.
-
-    >>> float(log_mean_exp(torch.tensor([1000.0, 1000.0]), 0))
-    1000.0
-    """
-    return torch.logsumexp(values, dim) - math.log(values.shape[dim])
+def by_inversion(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """Integers (...) drawn with these probabilities (..., K), whose distribution function is inverted at uniforms (...)."""
+    below = probabilities.cumsum(-1)[..., :-1]  # the last one is what remains
+    return (uniforms.unsqueeze(-1) > below).sum(-1)
 
 
 def enumerate_states(categories: Sequence[int], *, limit: int = ENUMERATION_LIMIT) -> Tensor:

@@ -122,6 +122,12 @@ class Alphabet:
         first = {d: g.first + n * g.each for g in self.groups for n, d in enumerate(g.features)}
         return tuple(first[d] for d in range(self.features))
 
+    def certain_zero(self) -> Tensor:
+        """Packed logits (flat,) that are certain of the value 0."""
+        logits = torch.full((self.flat,), NEVER)
+        logits[[first for first, size in zip(self.first_logits, self.sizes, strict=True) if size != 2]] = 0
+        return logits
+
     def positions(self, features: Sequence[int]) -> Tensor:
         """Where the packed logits of the space of some `features` (see `of`) lie among all."""
         part = self.of(features)

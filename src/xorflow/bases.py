@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from xorflow._math import by_inversion
 from xorflow._repr import as_call
 from xorflow._states import Alphabet, Layout, per_feature
 from xorflow.errors import ModelError
@@ -167,9 +168,7 @@ class FactorisedBase(nn.Module):
         """Integers y (..., D) by inverting the distribution function at `uniforms` (..., D)."""
         states = []
         for table, uniform in zip(self.log_table(), self.layout.split(uniforms), strict=True):
-            # the last one is what remains
-            below = table.detach().exp().cumsum(-1)[:, :-1].to(uniforms.dtype)  # (n, K - 1)
-            states.append((uniform.unsqueeze(-1) > below).sum(-1))
+            states.append(by_inversion(table.detach().exp(), uniform))
         return self.states.integers(self.layout.joined(states))
 
     @torch.no_grad()

@@ -17,7 +17,7 @@ from xorflow._cuda import kernels
 from xorflow._math import philox_uniforms
 from xorflow.data import Batch, Split, validate
 from xorflow.errors import ConfigError, DataError, ModelError
-from xorflow.flows import GREEDY, LatentFlow, Mixture, Model, Stack
+from xorflow.flows import GREEDY, LatentFlow, Model, Stack
 from xorflow.flows.model import check_alike
 
 Kind = Literal["exact", "lower bound"]
@@ -174,7 +174,7 @@ def _log_likelihoods(models: Sequence[Model], x: Tensor, context: Tensor | None)
 
 
 def greedy(
-    flow: LatentFlow | Mixture,
+    flow: Model,
     data: Split | Tensor,
     context: Tensor | None = None,
     *,

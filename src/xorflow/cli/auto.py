@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from xorflow.cli.runs import plain_table
+
 _MOST_COLUMNS = 12
 """So many columns are shown, those first where the model is better than independence by most."""
 
@@ -56,10 +58,7 @@ def show_auto(console: Console, folder: Path, result: Mapping[str, Any], samples
 
 def _columns(columns: list[Mapping[str, Any]]) -> Table:
     """Bits by column, the greatest gain first."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("column", overflow="fold")
-    for name in ("bits given those before it", "alone", "gain"):
-        table.add_column(name, justify="right")
+    table = plain_table("column", "bits given those before it", "alone", "gain")
     ranked = sorted(columns, key=lambda column: column["bits"] - column["independent_bits"])
     for column in ranked[:_MOST_COLUMNS]:
         gain = column["independent_bits"] - column["bits"]

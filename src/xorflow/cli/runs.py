@@ -17,7 +17,7 @@ from rich.text import Text
 
 from xorflow import training
 from xorflow.errors import ConfigError
-from xorflow.flows import Flow, LatentFlow, Mixture
+from xorflow.flows import Model
 from xorflow.training import Run, out_of_memory_as_error
 from xorflow.training.config import MOST
 
@@ -119,19 +119,25 @@ def combine(
 
 def _show(title: str, splits: Iterable[str], rows: Mapping[str, Sequence[str]]) -> None:
     """A table with a column for each split, if there are any."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(title, overflow="fold")
-    for split in splits:
-        table.add_column(split, justify="right", no_wrap=True)
+    table = plain_table(title, *splits)
     for name, figures in rows.items():
         table.add_row(Text(name), *figures)
     Console().print(table if len(table.columns) > 1 else NOTHING_HELD_OUT)
 
 
+def plain_table(first: str, *others: str) -> Table:
+    """A table with a column of names, and others of numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, overflow="fold")  # the only one that gives way to a narrow terminal
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
 # ---- what arguments mean ----
 
 
-def chosen_flow(opened: Run, which: Which, memory: int | None = None) -> Flow | LatentFlow | Mixture:
+def chosen_flow(opened: Run, which: Which, memory: int | None = None) -> Model:
     """The flow that --flow names."""
     if which is Which.LATENT:
         return opened.flow

@@ -34,7 +34,7 @@ from xorflow.data.checks import narrow
 from xorflow.data.tables import SUFFIXES
 from xorflow.errors import ConfigError
 from xorflow.evaluate import rows_at_a_time
-from xorflow.flows import Flow, LatentFlow, Mixture
+from xorflow.flows import Model
 from xorflow.training import Run, out_of_memory_as_error
 from xorflow.training.config import MOST
 
@@ -90,7 +90,7 @@ def sample(
         typer.echo(f"wrote {out}")
 
 
-def draw(flow: Flow | LatentFlow | Mixture, count: int, seed: int) -> Tensor:
+def draw(flow: Model, count: int, seed: int) -> Tensor:
     """Samples on the CPU; a flow with labels gets one label after the other."""
     generator = torch.Generator(flow.device).manual_seed(seed)
     if not flow.context_features:

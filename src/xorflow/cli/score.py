@@ -55,7 +55,7 @@ from xorflow.data.table import extra_columns, open_rows, told
 from xorflow.data.tables import Source, table_files
 from xorflow.errors import ConfigError
 from xorflow.evaluate import LogLikelihood
-from xorflow.flows import Flow, LatentFlow, Mixture
+from xorflow.flows import LatentFlow, Model
 from xorflow.table_model import TableModel
 from xorflow.training import Run, out_of_memory_as_error
 
@@ -258,9 +258,7 @@ def _list(names: Sequence[str], most: int = 10) -> str:
     return ", ".join(map(repr, names[:most])) + more
 
 
-def _score_array(
-    flow: Flow | LatentFlow | Mixture, x: Tensor, samples: int, memory: int | None
-) -> LogLikelihood:
+def _score_array(flow: Model, x: Tensor, samples: int, memory: int | None) -> LogLikelihood:
     if isinstance(flow, LatentFlow) and not flow.has_closed_form:
         return likelihoods.importance(flow, x, samples=samples, memory=memory)
     return likelihoods.exact(flow, x, memory=memory)

@@ -11,11 +11,12 @@ from typing import Any
 import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from xorflow import training
 from xorflow._files import read_bytes, write_json
+from xorflow.cli.runs import plain_table
 from xorflow.cli.sample import write_samples
 from xorflow.errors import ConfigError, in_one_line
 from xorflow.training import Interrupted, Job, Options, Outcome
@@ -254,12 +255,12 @@ def show_runs(console: Console, out: Path, summary: Mapping[str, Any]) -> None:
     if splits:
         data = " or ".join(splits)
         console.print(f"Negative log-likelihood of the {data} data, in nats (lower is better)", style="bold")
-    table = _table("run", "seed", "NLL", "which is", "refitted", "seconds")
+    table = plain_table("run", "seed", "NLL", "which is", "refitted", "seconds")
     for row in runs:
         table.add_row(Text(row["name"]), str(row["seed"]), *_figures(row))
     console.print(table)
     if groups:
-        table = _table("over seeds", "n", "mean NLL", "std", "least to greatest", "mean refitted")
+        table = plain_table("over seeds", "n", "mean NLL", "std", "least to greatest", "mean refitted")
         for group in groups:
             nll, refit = group["nll"], group["refit_nll"]
             reach = f"{nll['min']:.2f} to {nll['max']:.2f}"
@@ -274,14 +275,6 @@ def show_runs(console: Console, out: Path, summary: Mapping[str, Any]) -> None:
         console.print(table)
     lines = f"runs     {out}\nsummary  {out / 'summary.json'}"
     console.print(lines, soft_wrap=True, highlight=False, markup=False)
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, overflow="ellipsis")  # the only one that gives way to a narrow terminal
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
 
 
 def _figures(row: Mapping[str, Any]) -> tuple[str, str, str, str]:

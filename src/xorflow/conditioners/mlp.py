@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xorflow._states import NEVER
 from xorflow.conditioners.base import Conditioner, Sizes, Source
 from xorflow.conditioners.linear import Reader
 from xorflow.conditioners.made import FeedForward, Perceptron
@@ -181,13 +180,10 @@ class Coupling(Conditioner):
         self.shape, self.flip = None, False  # a checkpoint keeps the mask itself
         self.hidden = tuple(hidden)
         seen, moved = self.mask.nonzero()[:, 0].tolist(), (~self.mask).nonzero()[:, 0].tolist()
-        identity = torch.full((self.choices.flat,), NEVER)  # what is left alone is u = 0, with certainty
-        firsts = [self.choices.first_logits[d] for d in seen if self.choices.sizes[d] != 2]
-        identity[firsts] = 0
         self.register_buffer("seen", torch.tensor(seen), persistent=False)
         self.register_buffer("seen_logits", self.states.positions(seen), persistent=False)
         self.register_buffer("moved_logits", self.choices.positions(moved), persistent=False)
-        self.register_buffer("identity", identity, persistent=False)
+        self.register_buffer("identity", self.choices.certain_zero(), persistent=False)
         self.net = Perceptron(Reader([self.states.of(seen)], context), self.hidden, len(self.moved_logits))
 
     def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:

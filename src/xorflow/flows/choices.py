@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torch.nn.functional import softplus as torch_softplus
 
-from xorflow._math import Function
+from xorflow._math import Function, by_inversion
 from xorflow._states import Layout
 from xorflow.bases import FactorisedBase
 from xorflow.errors import Intractable
@@ -240,8 +240,7 @@ class _Categories:
         return self.logits.argmax(-1)
 
     def sample(self, uniforms: Tensor) -> Tensor:
-        below = self.mean().cumsum(-1)[..., :-1]  # the last one is what remains
-        return (uniforms.unsqueeze(-1) > below).sum(-1)
+        return by_inversion(self.mean(), uniforms)
 
     def entropy(self) -> Tensor:
         return -(self.mean() * self.log_probs()).sum(-1)

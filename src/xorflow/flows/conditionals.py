@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from xorflow._math import by_inversion
 from xorflow.errors import Intractable, ModelError
 from xorflow.flows.choices import GREEDY, Choices
 from xorflow.flows.layer import Point
@@ -72,8 +73,9 @@ class Conditionals(ABC):
         while steps.done < len(steps.order):
             feature = steps.feature
             if not given[feature]:
-                below = steps.log_probs().exp().cumsum(-1)[:, :-1]  # the last value is what remains
-                completed[:, feature] = (uniforms[:, feature, None] > below).sum(-1).to(x.dtype)
+                completed[:, feature] = by_inversion(steps.log_probs().exp(), uniforms[:, feature]).to(
+                    x.dtype
+                )
             steps.append(completed[:, feature])
         return completed
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from xorflow._repr import as_call, brief
-from xorflow._states import NEVER, Layout
+from xorflow._states import Layout
 from xorflow.conditioners.base import Conditioner, Incremental, Source
 from xorflow.errors import ModelError
 from xorflow.flows.choices import Choices, Draws, choose
@@ -151,7 +151,10 @@ class Layer(nn.Module):
         self.layout = self.transform.layout
         held, identity = None, None
         if conditioner.mask is not None:
-            held, identity = conditioner.mask[self.transform.choices.logit_features], self._identity()
+            held, identity = (
+                conditioner.mask[self.transform.choices.logit_features],
+                self.transform.choices.certain_zero(),
+            )
         self.register_buffer("held", held, persistent=False)
         self.register_buffer("identity", identity, persistent=False)
         if frozen:
@@ -237,13 +240,6 @@ class Layer(nn.Module):
         if self.held is None or self.identity is None:
             return logits
         return torch.where(self.held, self.identity.to(logits.dtype), logits)
-
-    def _identity(self) -> Tensor:
-        choices = self.transform.choices
-        logits = torch.full((choices.flat,), NEVER)
-        firsts = zip(choices.first_logits, choices.sizes, strict=True)
-        logits[[first for first, size in firsts if size != 2]] = 0
-        return logits
 
 
 class LayerList(nn.ModuleList):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from xorflow._math import by_inversion
 from xorflow.errors import Intractable, ModelError
 from xorflow.flows.conditionals import Conditionals, MixedConditionals
 from xorflow.flows.flow import Flow, LatentFlow
@@ -179,8 +180,7 @@ class Mixture(Model):
     def sample_with(self, noise: SampleNoise, context: Tensor | None = None) -> Tensor:
         """Integers x (N, D) as a function of given noise: each row is made by one component."""
         assert noise.component is not None, "this noise was not drawn for a mixture"
-        below = self.log_weights().exp().cumsum(0)[:-1].to(noise.component.dtype)
-        chosen = (noise.component.unsqueeze(-1) > below).sum(-1)  # (N,)
+        chosen = by_inversion(self.log_weights().exp(), noise.component)  # (N,)
         x = torch.empty(len(chosen), self.features, dtype=torch.int64, device=self.device)
         if context is not None:
             context = context.expand(len(chosen), context.shape[-1])

@@ -2,20 +2,18 @@
 
 from xorflow._devices import out_of_memory_as_error, resolve_device, tf32_matmul
 from xorflow.training.auto import auto_fit
-from xorflow.training.auto_run import AutoRun, begin_auto
+from xorflow.training.auto_run import begin_auto
 from xorflow.training.build import build_data, build_estimator, build_flow, init_from_data
 from xorflow.training.checkpoint import Progress
 from xorflow.training.chow_liu import chow_liu
 from xorflow.training.combine import combine_runs, mixture_of
 from xorflow.training.config import HARMLESS, OPTIONS, Options, from_mapping, read_config
-from xorflow.training.folder import Run, load, open_run, read_config_file, read_metrics, read_result
+from xorflow.training.folder import Run, load, open_run, read_metrics, read_result
 from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs, spread, summarise
-from xorflow.training.recipes import RECIPES
 from xorflow.training.registry import (
     BASES,
     CONDITIONERS,
     ESTIMATORS,
-    PARTS,
     POSTERIORS,
     TRANSFORMS,
     Registry,
@@ -23,7 +21,7 @@ from xorflow.training.registry import (
     value_rule,
     value_text,
 )
-from xorflow.training.results import independent_nll, likelihood, refitted, report, require_finite
+from xorflow.training.results import independent_nll, refitted, report, require_finite
 from xorflow.training.run import (
     complete_result,
     create_run,
@@ -43,11 +41,8 @@ __all__ = [
     "ESTIMATORS",
     "HARMLESS",
     "OPTIONS",
-    "PARTS",
     "POSTERIORS",
-    "RECIPES",
     "TRANSFORMS",
-    "AutoRun",
     "Interrupted",
     "Job",
     "JobObserver",
@@ -75,13 +70,11 @@ __all__ = [
     "from_mapping",
     "independent_nll",
     "init_from_data",
-    "likelihood",
     "load",
     "mixture_of",
     "open_run",
     "out_of_memory_as_error",
     "read_config",
-    "read_config_file",
     "read_metrics",
     "read_result",
     "refitted",

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from xorflow.data import Split
 from xorflow.errors import TrainingError
-from xorflow.flows import GREEDY, LatentFlow, Mixture
+from xorflow.flows import GREEDY, Mixture
 from xorflow.training.checkpoint import has_snapshot
+from xorflow.training.registry import Trainable
 
 if TYPE_CHECKING:
     from xorflow.training.trainer import Trainer
@@ -37,7 +38,7 @@ def not_finite(trainer: Trainer, what: str, step: int) -> TrainingError:
     )
 
 
-def where_not_finite(weights: Mapping[str, Tensor], flow: LatentFlow | Mixture, data: Split) -> str:
+def where_not_finite(weights: Mapping[str, Tensor], flow: Trainable, data: Split) -> str:
     """The first gradient, weight or layer that is not finite, as the end of a sentence; nothing if all are.
 
     Args:
@@ -67,7 +68,7 @@ def _with_layer(name: str) -> str:
 
 
 @torch.no_grad()
-def _first_layer_not_finite(flow: LatentFlow | Mixture, data: Split) -> int | None:
+def _first_layer_not_finite(flow: Trainable, data: Split) -> int | None:
     some = torch.arange(min(_ROWS, len(data)), device=data.device)
     batch = data.gather(some, generator=torch.Generator(data.device).manual_seed(0))
     for part in flow if isinstance(flow, Mixture) else [flow]:
