@@ -360,6 +360,14 @@ def test_a_model_without_weights_has_no_numbers_that_none_has(value: int) -> Non
         flow_from_spec(_with_network(categories=[3, 3, 3, value, 3, 3]))
 
 
+def test_a_network_on_many_categories_is_no_larger_than_its_weights() -> None:
+    """Nor while it is built: nothing is of the square of the categories."""
+    base = FactorisedBase(20, categories=1000, tied=True)
+    flow = LatentFlow([Layer(MADE(20, (64,), categories=1000))], base)
+    again = model_for(flow_to_spec(flow), flow.state_dict())
+    assert again.categories == (1000,) * 20
+
+
 def test_many_small_parts_are_as_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xorflow.training.spec._ALWAYS", 2**20)
     spec = flow_to_spec(tiny_flow())

@@ -75,9 +75,10 @@ class Perceptron(nn.Module):
         )
         self.layers = nn.ModuleList([InputLayer(first, reader.dense), *map(MaskedLinear, masks)])
         self.entry.add_table(first)
-        across = out[:, None] >= inputs
-        self.skip = InputLayer(across, reader.dense, bias=False) if direct and hidden else None
-        if self.skip is not None:
+        self.skip = None
+        if direct and hidden:
+            across = out[:, None] >= inputs
+            self.skip = InputLayer(across, reader.dense, bias=False)
             self.skip.add_table(across)
         # without a hidden unit of degree 0 the first outputs would not see the context
         needs_skip = reader.context and hidden and not whole
