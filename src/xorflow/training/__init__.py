@@ -8,7 +8,7 @@ from xorflow.training.checkpoint import Progress
 from xorflow.training.chow_liu import chow_liu
 from xorflow.training.combine import combine_runs, mixture_of
 from xorflow.training.config import HARMLESS, OPTIONS, Options, from_mapping, read_config
-from xorflow.training.folder import Run, load, open_run, read_metrics, read_result
+from xorflow.training.folder import Run, load, open_run, read_config_file, read_metrics, read_result
 from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs, spread, summarise
 from xorflow.training.registry import (
     BASES,
@@ -75,6 +75,7 @@ __all__ = [
     "open_run",
     "out_of_memory_as_error",
     "read_config",
+    "read_config_file",
     "read_metrics",
     "read_result",
     "refitted",
