@@ -16,11 +16,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from xorflow._distributed import local_rank, process_count
 from xorflow.errors import ConfigError, OutOfMemory
 
 
 def resolve_device(name: str) -> torch.device:
     """`auto` is the first CUDA device, or else the CPU; any other name must be a device that is there."""
+    if process_count() > 1:
+        return _of_this_process(name)
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
@@ -38,6 +41,22 @@ def resolve_device(name: str) -> torch.device:
             f"device {name!r} is not there: this machine has {', '.join(have)}; choose one of them, or auto"
         )
     return device
+
+
+def _of_this_process(name: str) -> torch.device:
+    """Of several processes of a run, each has a GPU of its own."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(
+            f"of several processes each has a GPU of its own, or all the CPU; got device={name!r}: leave it out"
+        )
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if local_rank() >= torch.cuda.device_count():
+        raise ConfigError(
+            f"of several processes each has a GPU of its own, and this machine has {torch.cuda.device_count()}; begin fewer "
+            "processes, or choose device=cpu"
+        )
+    return torch.device("cuda", local_rank())
 
 
 @contextmanager

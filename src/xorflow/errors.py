@@ -64,6 +64,10 @@ class TrainingError(UserError):
     """A run that cannot go on, such as one whose loss is no longer finite."""
 
 
+class ProcessLost(TrainingError):
+    """Another process of the same run has ended, or does not answer."""
+
+
 class EvaluationError(UserError):
     """A likelihood that could not be computed, or is no finite number; a trained run keeps its weights and all else."""
 

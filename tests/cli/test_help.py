@@ -49,7 +49,7 @@ def test_the_options_that_people_set_are_flags_on_one_screen(
     assert len(page.splitlines()) <= 45
     flags = set(re.findall(r"^│ --([a-z-]+)", page, flags=re.MULTILINE))
     assert flags == {name.replace("_", "-") for name, option in OPTIONS.items() if option.flag} | {
-        *("set", "config", "out", "resume", "seeds", "jobs", "help")
+        *("set", "config", "out", "resume", "seeds", "jobs", "processes", "help")
     }
     assert "the highest learning rate [0.001]" in page
     assert "mnist, or a file" in page

@@ -24,7 +24,7 @@ COMMANDS = {
         "Train a latent flow, by default an exact one of bundled MNIST.",
         "xorflow train --conditioner made:hidden=512+512 --epochs 3 --set warmup=100",
         "xorflow train --seeds 0-2 --epochs 2 --out runs/spread",
-        "A NAME may have settings, NAME:KEY=VALUE,KEY=VALUE. All are in docs/options.md.",
+        "A NAME may have settings, NAME:KEY=VALUE,KEY=VALUE; see docs/options.md.",
     ),
     "recipes": (
         "train",
@@ -162,6 +162,8 @@ def _message(error: Any) -> str:
 
 
 def _fail(message: str) -> int:
+    if os.environ.get("RANK", "0") != "0":  # of several processes, begun by torchrun, the first one says it
+        return 2
     line = Text.assemble(("error: ", "bold red"), in_one_line(message))
     Console(stderr=True).print(line, soft_wrap=True, highlight=False)
     return 2

@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xorflow import training
+from xorflow._distributed import rank
 from xorflow.cli import several
 from xorflow.cli.auto import show_auto, show_unit
 from xorflow.cli.runs import NOTHING_HELD_OUT
@@ -55,6 +57,9 @@ def train(
     jobs: Annotated[
         int | None, _option(metavar="INT", help="of runs at once, each a process [dim]\\[1][/dim]")
     ] = None,
+    processes: Annotated[
+        int | None, _option(metavar="INT", help="that make one run on this machine [dim]\\[1][/dim]")
+    ] = None,
     **flags: str | None,
 ) -> None:
     """Train a latent flow, by default an exact one of bundled MNIST."""
@@ -63,6 +68,10 @@ def train(
     table = several.read_table(config) if config else None
     options, model = training.read_config(config) if config and table is None else (Options(), None)
     if seeds is not None or table is not None:
+        if processes is not None or training.under_torchrun():
+            raise ConfigError(
+                "--processes and torchrun make one run; leave them out, and set --jobs for several"
+            )
         entries = {name: entry.replace(**given) for name, entry in (table or {"": options}).items()}
         first = next(iter(entries.values()))
         folder = _folder(out, resume, config.stem if config and table else _stem(first.data))
@@ -79,12 +88,18 @@ def train(
         )
     folder = _folder(out, resume, _stem(given.get("data", options.data)))
     if resume:
-        kept = options.to_json() if config else {}
-        _train_one(folder, lambda display: _resumed(folder, kept | given, display))
+        begin = functools.partial(_resumed, folder, (options.to_json() if config else {}) | given)
     elif (chosen := options.replace(**given)).is_auto:
+        if processes is not None or training.under_torchrun():
+            raise ConfigError(
+                "the recipe auto is made by one process, with a thread for each core; leave --processes out"
+            )
         _train_auto(folder, chosen)
+        return
     else:
-        _train_one(folder, lambda display: training.create_run(chosen, folder, display, model=model))
+        begin = functools.partial(training.create_run, chosen, folder, model=model)
+    with training.together(processes, functools.partial(_train_along, begin)):
+        _train_one(folder, begin)
 
 
 _FEW = 5
@@ -133,6 +148,9 @@ def _texts(flags: Mapping[str, str | None], settings: Sequence[str]) -> dict[str
 
 
 def _train_one(folder: Path, begin: Callable[[Observer | None], training.Trainer | None]) -> None:
+    if rank():
+        _train_along(begin)
+        return
     again = _command({}, {"--out": folder})
     try:
         with TrainingDisplay(Console(stderr=True)) as display:
@@ -150,6 +168,16 @@ def _train_one(folder: Path, begin: Callable[[Observer | None], training.Trainer
     pictures = write_samples(folder, count=100, seed=0)
     show = show_auto if "auto" in result else show_summary
     show(Console(), folder, result, pictures)
+
+
+def _train_along(begin: Callable[[Observer | None], training.Trainer | None]) -> None:
+    """What all processes of a run but the first do."""
+    try:
+        trainer = begin(None)
+        if trainer is not None:
+            training.train_along(trainer)
+    except (Interrupted, KeyboardInterrupt):
+        sys.exit(130)
 
 
 def _train_auto(folder: Path, options: Options) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from xorflow import _distributed as distributed
 from xorflow._math import pair_information
 from xorflow.errors import ConfigError
 
@@ -92,7 +94,7 @@ def boosted(
     train, other = (np.asfortranarray(rows[:, visited].astype(np.float32)) for rows in (x, validation))
     before = _before(train, np.array([sizes[d] for d in visited]), settings.seen)
 
-    def of_rank(rank: int) -> tuple[NDArray[np.float64], list[dict[str, list[str]]]]:
+    def of_rank(rank: int) -> _Fitted:
         size, seen = sizes[visited[rank]], before[rank]
         target, held_out = (rows[:, rank].astype(np.int64) for rows in (train, other))
         counts = np.bincount(target, minlength=size) + 0.5
@@ -106,7 +108,8 @@ def boosted(
         return levels, _fitted(rows, levels, categorical, parameters, settings)
 
     with ThreadPoolExecutor(threads) as pool:
-        fitted = list(pool.map(of_rank, range(len(sizes))))
+        mine = range(distributed.rank(), len(sizes), distributed.process_count())
+        fitted = _of_all(list(pool.map(of_rank, mine)), len(sizes))
     forest = Forest([], [[] for _ in sizes], [{} for _ in sizes])
     columns: dict[int, Column] = {}
     for d, seen, (levels, texts) in zip(visited, before, fitted, strict=True):
@@ -118,6 +121,21 @@ def boosted(
         columns[d] = Column(levels[1:] - levels[0] if logits == 1 else levels, trees)
     forest.columns.extend(columns[d] for d in range(len(sizes)))
     return forest
+
+
+_Fitted = tuple[NDArray[np.float64], list[dict[str, list[str]]]]
+"""The levels of a column, and its trees as LightGBM describes them."""
+
+
+def _of_all(fitted: list[_Fitted], features: int) -> list[_Fitted]:
+    """All columns, of which each process has fitted every n-th."""
+    count = distributed.process_count()
+    if count == 1:
+        return fitted
+    mine = json.dumps([(levels.tolist(), texts) for levels, texts in fitted]).encode()
+    each = [json.loads(content) for content in distributed.gathered(mine)]
+    both = (each[column % count][column // count] for column in range(features))
+    return [(np.array(levels), texts) for levels, texts in both]
 
 
 _MOST_VALUES = 2**12

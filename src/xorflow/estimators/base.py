@@ -164,6 +164,11 @@ class Estimator(Configured, nn.Module, ABC):
             return "layers that see their own u are drawn until nothing changes"
         return None
 
+    def parts_of_batch(self, flow: LatentFlow) -> int:
+        """Into how many equal parts it cuts the rows of a batch; others take all rows alike, and their mean."""
+        del flow
+        return 1
+
     def prepare(self, flow: LatentFlow, total_steps: int | None = None) -> None:
         """Make room for what depends on the flow's size, before anything is loaded or captured; calling it again changes
         nothing.

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from xorflow._distributed import relative_shares
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss, Target
 from xorflow.estimators.baselines import mean_of_others
@@ -72,6 +73,9 @@ class MaximumLikelihood(Estimator):
     def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int] | None:
         return None if flow.depth == 1 else (self.samples, flow.depth - 1, flow.features)
 
+    def parts_of_batch(self, flow: LatentFlow) -> int:
+        return len(flow.latent_components()) if self.split_batch and isinstance(flow, Mixture) else 1
+
     def check(self, flow: LatentFlow) -> None:
         if isinstance(flow, Mixture):
             flow.check_trainable()
@@ -134,13 +138,15 @@ def _mean_of_split_batch(
             "larger batches, or pass them in fewer parts (accumulate)"
         )
     means = []
-    for component, rows in zip(components, torch.arange(len(x)).tensor_split(len(components)), strict=True):
+    parts = torch.arange(len(x)).tensor_split(len(components))
+    shares = relative_shares([len(rows) for rows in parts])
+    for component, rows, share in zip(components, parts, shares, strict=True):
         part = slice(int(rows[0]), int(rows[-1]) + 1)
         part_context = None if context is None else context[part]
         if probabilities is None:
             values = component.log_marginal_total(component.start(x[part]), part_context)
         else:
             values = component.expected_log_marginal(x[part], probabilities[part], part_context)
-        means.append(values.mean())
+        means.append(values.mean() * share)
     value = torch.stack(means).mean()
     return Loss.of(value, value)

@@ -10,6 +10,7 @@ from xorflow.training.combine import combine_runs, mixture_of
 from xorflow.training.config import HARMLESS, OPTIONS, Options, from_mapping, read_config
 from xorflow.training.folder import Run, load, open_run, read_config_file, read_metrics, read_result
 from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs, spread, summarise
+from xorflow.training.parallel import together, under_torchrun
 from xorflow.training.registry import (
     BASES,
     CONDITIONERS,
@@ -30,6 +31,7 @@ from xorflow.training.run import (
     fit,
     resume_run,
     save,
+    train_along,
     untrained,
 )
 from xorflow.training.spec import flow_from_spec
@@ -88,6 +90,9 @@ __all__ = [
     "spread",
     "summarise",
     "tf32_matmul",
+    "together",
+    "train_along",
+    "under_torchrun",
     "untrained",
     "value_rule",
     "value_text",

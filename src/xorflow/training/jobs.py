@@ -170,9 +170,9 @@ _Processes = dict[Any, tuple[Job, SpawnProcess]]
 
 _POLL_SECONDS = 0.1
 """A signal that another thread takes does not wake the one that waits."""
-_INTERRUPTED = 130
+INTERRUPTED = 130
 """The code with which a process ends that was told to stop, and has saved."""
-_ENDINGS = dict.fromkeys((_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM), "was told to stop")
+_ENDINGS = dict.fromkeys((INTERRUPTED, -signal.SIGINT, -signal.SIGTERM), "was told to stop")
 _ENDINGS[-9] = "was ended by signal 9 (by hand, or for want of memory)"
 
 
@@ -208,12 +208,16 @@ def _received(job: Job, process: SpawnProcess, receiver: Any) -> Outcome:
         result, error, fault = receiver.recv()
     except (EOFError, OSError):  # of what was sent in part, too
         process.join()
-        code = process.exitcode or 0
-        how = "ended with code" if code > 0 else "was ended by signal"
-        how = _ENDINGS.get(code, f"{how} {abs(code)}")
+        how = how_ended(process.exitcode or 0)
         result, error, fault = None, f"its process {how}; continue it with --resume", False
     process.join()
     return Outcome(job, result, error, fault)
+
+
+def how_ended(code: int) -> str:
+    """How a process ended, from its code."""
+    how = "ended with code" if code > 0 else "was ended by signal"
+    return _ENDINGS.get(code, f"{how} {abs(code)}")
 
 
 def _stop(processes: Sequence[SpawnProcess]) -> None:
@@ -238,11 +242,11 @@ def _work(job: Job, sender: Any, threads: int) -> None:
         try:
             sender.send(attempted(make_run, job))
         except (Interrupted, KeyboardInterrupt):
-            sys.exit(_INTERRUPTED)
+            sys.exit(INTERRUPTED)
 
 
 def end_with_parent() -> None:
-    """A process that was killed can tell its own nothing."""
+    """End this process once its parent has: one that was killed can tell its own nothing."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

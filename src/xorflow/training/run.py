@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from xorflow._devices import out_of_memory_as_error, resolve_device
+from xorflow._distributed import process_count, rank, require_same
 from xorflow._files import write_json
 from xorflow.conditioners.transformer import attention_stacks
 from xorflow.data import Dataset, Schema, validate
@@ -169,12 +172,13 @@ def resume_run(
             raise ConfigError(
                 f"{run} combines other runs, and there is nothing to resume; see xorflow combine"
             )
-        if has_snapshot(run):
+        if has_snapshot(run) and not rank():
             with held(run):
                 drop_snapshots(run)
         return None
-    with held(run):
-        pass  # who else has it is said before data are loaded
+    if not rank():
+        with held(run):
+            pass  # who else has it is said before data are loaded
     estimator = build_estimator(options.estimator)
     dataset = data_of_run(run, options, config["data_format"], dataset)
     beginning = read_weights(run, BEGINNING) if options.layers is None else {}
@@ -185,6 +189,8 @@ def resume_run(
             "something else; go on with the version of xorflow that began the run, or begin anew with another --out"
         )
     _check(options, estimator, flow, dataset)
+    if process_count() > 1:
+        require_same(_seen(options, dataset))
     if has_snapshot(run):
         pass  # the weights are those of the checkpoint
     elif options.layers is None:
@@ -212,10 +218,15 @@ def finish_run(trainer: Trainer) -> dict[str, Any]:
     return finished_result(run)
 
 
-def _trained(trainer: Trainer) -> dict[str, Any]:
-    """Train, keep the weights, and only then evaluate."""
+def train_along(trainer: Trainer) -> None:
+    """What all processes of a run but the first do, which finishes it: train, and write nothing."""
     with out_of_memory_as_error(remedy_for(trainer.options)):
         trainer.train()
+
+
+def _trained(trainer: Trainer) -> dict[str, Any]:
+    """Train, keep the weights, and only then evaluate."""
+    train_along(trainer)
     if trainer.run_folder is not None:
         save_tensors(trainer.run_folder, "weights", trainer.flow.state_dict())
     return result_of(trainer)
@@ -253,16 +264,36 @@ def _begun(
 ) -> Trainer:
     """A run with its folder, if it has one, and all that it begins with; whatever would stop it is found before."""
     _check(options, estimator, flow, dataset)
+    run = None if rank() else run  # of several processes the first one writes
     if run is not None:
         require_free(run)
     if not initialised:
         _initialise(options, flow, dataset)
+    if process_count() > 1:
+        require_same(_seen(options, dataset))
     if run is not None:
         with new_folder(run):
             if options.layers is None:
                 save_tensors(run, BEGINNING, flow.state_dict())
             write_config(run, options, flow, dataset)  # last: a folder with a configuration can be resumed
     return _trainer(flow, estimator, dataset, options, run, observer)
+
+
+def _seen(options: Options, dataset: Dataset) -> dict[str, str | dict[str, Tensor]]:
+    """What all processes of a run must have."""
+    given = {name: value for name, value in options.to_json().items() if name not in HARMLESS}
+    tensors = {
+        f"{name}.{key}": value
+        for name, split in dataset.parts.items()
+        for key, value in vars(split).items()
+        if isinstance(value, Tensor)
+    }
+    return {
+        "versions": f"xorflow {version('xorflow')}, torch {torch.__version__}",
+        "options": json.dumps(given),
+        "data": tensors,
+        "streamed data": "" if dataset.stream is None else dataset.stream.sha256,
+    }
 
 
 def _trainer(
@@ -351,6 +382,12 @@ def options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dict
 def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dataset) -> None:
     """What would stop a run, found before its folder is made."""
     _check_fits(flow, dataset)
+    rows = min(options.batch_size, dataset.training_rows)
+    if process_count() > rows:
+        raise ConfigError(
+            f"each process of a run takes some rows of a batch, and {process_count()} processes came for {rows}; begin fewer, "
+            "or raise batch_size"
+        )
     resolve_device(options.device)
     admitted = estimator.admit(flow)
     if estimator.takes_soft_targets and not dataset.train.stochastic:

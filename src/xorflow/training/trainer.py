@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from xorflow import _devices as devices
-from xorflow import evaluate
 from xorflow._cuda.proof import proved_steps
 from xorflow._cuda.steps import CapturedSteps, RowsOnDevice, StepNumber
 from xorflow._devices import (
@@ -26,6 +25,7 @@ from xorflow._devices import (
     seeded_dropout,
     tf32_matmul,
 )
+from xorflow._distributed import add_up, process_count, rank, require_same
 from xorflow.conditioners.transformer import attention_stacks
 from xorflow.data import Batch, Dataset, Split
 from xorflow.errors import CheckpointError, ConfigError
@@ -43,9 +43,10 @@ from xorflow.training.checkpoint import (
 from xorflow.training.config import Options
 from xorflow.training.failure import not_finite
 from xorflow.training.folder import MetricsLog
+from xorflow.training.minibatch import Minibatch
 from xorflow.training.optimiser import make_optimiser
 from xorflow.training.registry import Trainable
-from xorflow.training.results import likelihood
+from xorflow.training.results import validation_nll
 
 
 class Interrupted(Exception):
@@ -58,26 +59,6 @@ class Observer(Protocol):
     def on_start(self, total_steps: int, progress: Progress) -> None: ...
     def on_step(self, step: int) -> None: ...
     def on_epoch(self, record: dict[str, Any]) -> None: ...
-
-
-@dataclass(frozen=True)
-class Minibatch:
-    """Rows with all that their loss needs beside the weights."""
-
-    x: Tensor  # integers
-    context: Tensor | None
-    draws: Tensor | None
-    probabilities: Tensor | None  # with which x was drawn, for estimators with soft targets
-
-    def split(self, count: int) -> list[Minibatch]:
-        """About equal pieces."""
-        count = min(count, len(self.x))
-
-        def cut(tensor: Tensor | None, dim: int = 0) -> Sequence[Tensor | None]:
-            return [None] * count if tensor is None else tensor.tensor_split(count, dim)
-
-        rest = cut(self.context), cut(self.draws, 1), cut(self.probabilities)
-        return [Minibatch(x, *pieces) for x, *pieces in zip(self.x.tensor_split(count), *rest, strict=True)]
 
 
 class Trainer:
@@ -111,11 +92,12 @@ class Trainer:
         self.total_steps = self.steps_per_epoch * options.epochs
         self.progress = Progress()
         self.generator = torch.Generator(self.device).manual_seed(options.seed)
-        self.metrics = MetricsLog(run, tensorboard=options.tensorboard)
+        self.processes = process_count()
+        self.metrics = MetricsLog(None if rank() else run, tensorboard=options.tensorboard)
         self.best: dict[str, Tensor] | None = None
         self.bound_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.not_captured: str | None = None
-        self._stopping = False
+        self._asked_to_stop = self._stopping = False
         self._next_order: Tensor | None = None
         self._began = self._saved = time.monotonic()
         self._prepare_model()
@@ -156,6 +138,8 @@ class Trainer:
             Interrupted: after Ctrl-C or SIGTERM, once the step is made and saved; a second Ctrl-C stops at once.
         """
         self.restore()
+        if self.processes > 1:
+            require_same({"weights": self._learned() | {"noise": self.generator.get_state()}})
         self._began = time.monotonic() - self.progress.seconds  # captures and compilation count as training
         with seeded_dropout(self._dropout, self.options.seed, self._dropout_state):
             captured = self.captured_steps()
@@ -253,7 +237,10 @@ class Trainer:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        self.learn(self.gather(rows, number), average_weight)
+        batch = self.gather(rows, number)
+        if self.processes > 1:
+            batch = self._of_this_process(batch, number)
+        self.learn(batch, average_weight)
 
     def gather(self, rows: Tensor, number: int | StepNumber) -> Minibatch:
         """Rows (B,) and the noise of a step: all of it that does not depend on the weights."""
@@ -272,6 +259,8 @@ class Trainer:
     def learn(self, batch: Minibatch, average_weight: float | Tensor) -> None:
         """The rest of a step; weights are changed in place, as all that a step changes."""
         loss, bound, stats = self._backward(batch)
+        if self.processes > 1:
+            self._add_up([loss, bound, *stats.values()])
         if self.checks_each_step:
             self._require_finite("the loss", float(loss), self.progress.step + 1)
         if self.options.clip:
@@ -288,12 +277,12 @@ class Trainer:
         """Leave the gradient of a batch in the parameters; the loss, bound and statistics, over the pieces it passes in."""
         sums: list[Tensor] = []
         names: list[str] = []
-        for piece in batch.split(self.options.accumulate):
-            loss, share = self._loss(piece), len(piece.x) / len(batch.x)
+        for piece in self._split(batch, self.options.accumulate):
+            loss = self._loss(piece)
             names = list(loss.stats)
             values = [loss.surrogate, loss.bound, *loss.stats.values()]
-            if share < 1:
-                values = [value * share for value in values]
+            if piece.share < 1:
+                values = [value * piece.share for value in values]
             values[0].backward()
             values = [value.detach() for value in values]
             sums = [a + b for a, b in zip(sums, values, strict=True)] if sums else values
@@ -327,11 +316,33 @@ class Trainer:
         average_weight = max(1 - self.options.average, 1 / (step + 2))
         return learning_rate(self.options, step, self.total_steps), average_weight
 
+    def _split(self, batch: Minibatch, count: int) -> list[Minibatch]:
+        return batch.split(count, self.estimator.parts_of_batch(self.flow))
+
+    # ---- several processes ----
+
+    def _of_this_process(self, batch: Minibatch, number: int) -> Minibatch:
+        """The rows of a step that are this one's; what it drops has a stream of its own."""
+        if self._dropout is not None:
+            name = f"{self.options.seed} {number} {rank()} of {self.processes}"
+            self._dropout.manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]))
+        return self._split(batch, self.processes)[rank()]
+
+    def _add_up(self, values: list[Tensor]) -> None:
+        """Make gradients and values those of the whole step; who is asked to stop stops all."""
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        stop = torch.tensor(float(self._asked_to_stop))
+        add_up([*gradients, *values, stop])
+        self._stopping = bool(stop)
+
     # ---- CUDA graphs ----
 
     def captured_steps(self) -> CapturedSteps | None:
         """The steps from here on as CUDA graphs, where a device has them and they prove to be those of `make_step`."""
         if not devices.captures(self.device) or self.dataset.stream is not None:
+            return None
+        if self.processes > 1:
+            self.not_captured = "a captured step is of one process"
             return None
         reason = self.estimator.not_capturable(self.flow)
         with tf32_matmul(self.rounds_products):
@@ -351,10 +362,7 @@ class Trainer:
         self._install(self.average)
         self.flow.eval()
         with bf16_autocast(self.device, self.options.precision):
-            greedy = self.options.select == "greedy"
-            nll = (
-                evaluate.greedy(self.flow, split) if greedy else likelihood(self.flow, split, samples=4)
-            ).nll
+            nll = validation_nll(self.flow, split, greedy=self.options.select == "greedy")
         self.flow.train()
         self._require_finite("the validation likelihood", nll)
         self._require_finite_weights()  # those of a layer that is only drawn from may not enter that likelihood
@@ -377,6 +385,8 @@ class Trainer:
     def _pause(self) -> None:
         """Between two steps: save if it is time to, stop if asked to."""
         due = time.monotonic() - self._saved >= self.options.checkpoint_seconds
+        if self.processes == 1:
+            self._stopping = self._asked_to_stop
         if due or self._stopping:
             self.save()
             self._saved = time.monotonic()
@@ -386,9 +396,9 @@ class Trainer:
     def _request_stop(self, signum: int, frame: Any) -> None:
         """Ctrl-C and SIGTERM ask the loop to stop after the step; a second Ctrl-C stops at once."""
         del frame
-        if self._stopping and signum == signal.SIGINT:
+        if self._asked_to_stop and signum == signal.SIGINT:
             raise KeyboardInterrupt
-        self._stopping = True
+        self._asked_to_stop = True
 
     # ---- safety ----
 
@@ -404,7 +414,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint, if the run has a folder and every number in it is one."""
-        if self.run_folder is None:
+        if self.run_folder is None or rank():
             return
         self.progress.seconds = time.monotonic() - self._began
         self.progress.bound_sum = float(self.bound_sum)
