@@ -102,7 +102,7 @@ class Transform(nn.Module, ABC):
         """Whether u = 0 is the identity for these `features`, booleans (D,)."""
         chosen = features.nonzero()[:, 0].to(self.every.device)
         d = chosen.repeat_interleave(self.sizes[chosen])
-        x = torch.cat([torch.arange(int(k), device=d.device) for k in self.sizes[chosen]])
+        x = torch.cat([torch.arange(k) for k in self.sizes[chosen].tolist()]).to(d.device)
         return torch.equal(self.value_to_base(x, torch.zeros_like(x), d), x)
 
     def _tried(self) -> bool:

@@ -1,6 +1,8 @@
 """From options to data, flow and estimator."""
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 
 from tiny_runs import images_file, rows_array, rows_file, tiny_dataset, tiny_flow, tiny_options
 from xorflow import FactorisedBase, LatentFlow, Layer, evaluate
-from xorflow.conditioners import MADE, Coupling
+from xorflow.conditioners import MADE, CausalTransformer, Conditioner, Coupling, Recurrent
 from xorflow.data import Dataset, Split
 from xorflow.errors import CheckpointError, ConfigError, DataError, ModelError
 from xorflow.estimators import MaximumLikelihood, StraightThrough
@@ -352,6 +354,25 @@ def _nested() -> dict[str, Any]:
 def test_a_model_larger_than_its_weights_is_refused_before_it_is_built(spec: Any, words: str) -> None:
     with pytest.raises(CheckpointError, match=words):
         model_for(spec, tiny_flow().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        (partial(MADE, hidden=(4,)), (5, 5, 16_385)),
+        (partial(MADE, hidden=(4,)), (2,) * 10_000),
+        (partial(Coupling, hidden=(4,)), (2,) * 10_000),
+        (partial(Recurrent, width=4), (2,) * 10_000),
+        (partial(CausalTransformer, width=4, depth=1, heads=2), (2,) * 10_000),
+    ],
+)
+def test_a_model_of_many_features_or_values_is_not_larger_than_its_weights(
+    kind: Callable[..., Conditioner], sizes: tuple[int, ...]
+) -> None:
+    conditioner = kind(len(sizes), categories=sizes)
+    flow = LatentFlow([Layer(conditioner)], FactorisedBase(len(sizes), categories=sizes))
+    again = model_for(flow_to_spec(flow), flow.state_dict())
+    assert again.state_dict().keys() == flow.state_dict().keys()
 
 
 @pytest.mark.parametrize("value", [2**63, 10**30])

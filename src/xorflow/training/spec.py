@@ -142,9 +142,12 @@ def _too_large() -> CheckpointError:
 def _count(func: Callable[..., Any], args: tuple[Any, ...]) -> int:
     """About how many numbers an operation makes: a factory's size, or that to which its operands are broadcast."""
     if func is torch.arange:
-        return int(max((a for a in args if isinstance(a, int | float)), default=0))
+        return len(range(*map(int, args)))
     if func in _MAKERS:
         first = args[0] if args and not isinstance(args[0], int) else args
         return math.prod(size for size in first if isinstance(size, int))
+    if func is Tensor.__getitem__ and isinstance(args[1], Tensor):
+        picked, index = args
+        return index.numel() * math.prod(picked.shape[1:])
     shapes = [reversed(argument.shape) for argument in args if isinstance(argument, Tensor)]
     return math.prod(map(max, itertools.zip_longest(*shapes, fillvalue=1)))
