@@ -32,7 +32,7 @@ from xorflow.table_model import TableModel
 
 
 def _table() -> pa.Table:
-    """A number with an atom and a gap, a rare word, a constant and a date."""
+    """A number with an atom and a gap, a rare word and a constant."""
     generator = np.random.default_rng(0)
     number = [0.0] * 15 + [*np.exp(generator.normal(size=24)).tolist(), None]
     words = ["a", "b"] * 18 + ["once", "c", "c", "c"]
