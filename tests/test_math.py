@@ -11,16 +11,10 @@ from hypothesis import strategies as st
 from xorflow import Intractable
 from xorflow._math import (
     ENUMERATION_LIMIT,
-    by_inversion,
     enumerate_states,
     philox_uniforms,
     philox_words,
 )
-
-
-def test_draws_by_inversion_have_their_probabilities():
-    probabilities, middles = torch.tensor([0.2, 0.0, 0.5, 0.3]), (torch.arange(1000) + 0.5) / 1000
-    assert by_inversion(probabilities, middles).bincount(minlength=4).tolist() == [200, 0, 500, 300]
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5))

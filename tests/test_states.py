@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from xorflow import ModelError
-from xorflow._states import NEVER, Alphabet, Layout, per_feature
+from xorflow._states import NEVER, Alphabet, Layout, by_inversion, per_feature
 
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=7)
 LEADS = st.sampled_from([(), (3,), (2, 1, 3)])
@@ -142,3 +142,8 @@ def test_what_is_refused():
     with pytest.raises(ModelError, match="at least one feature, and got features=0"):
         per_feature(2, 0, "categories")
     assert per_feature(3, 2, "categories") == (3, 3)
+
+
+def test_draws_by_inversion_have_their_probabilities():
+    probabilities, middles = torch.tensor([0.2, 0.0, 0.5, 0.3]), (torch.arange(1000) + 0.5) / 1000
+    assert by_inversion(probabilities, middles).bincount(minlength=4).tolist() == [200, 0, 500, 300]

@@ -1,4 +1,4 @@
-"""Small numerical helpers: gradients of our own, draws by inversion, enumeration, portable random numbers."""
+"""Small numerical helpers: gradients of our own, what pairs of features share, enumeration, portable random numbers."""
 
 from __future__ import annotations
 
@@ -59,12 +59,6 @@ def pair_information(x: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
     blocks = torch.zeros(len(owners), len(sizes), dtype=torch.float64)
     blocks[torch.arange(len(owners)), owners] = 1
     return log_p, blocks.T @ gain @ blocks
-
-
-def by_inversion(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """Integers (...) drawn with these probabilities (..., K), whose distribution function is inverted at uniforms (...)."""
-    below = probabilities.cumsum(-1)[..., :-1]  # the last one is what remains
-    return (uniforms.unsqueeze(-1) > below).sum(-1)
 
 
 def enumerate_states(categories: Sequence[int], *, limit: int = ENUMERATION_LIMIT) -> Tensor:

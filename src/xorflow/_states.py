@@ -228,3 +228,9 @@ def per_feature(sizes: int | Sequence[int], features: int, name: str) -> tuple[i
     if min(values) < 1:
         raise ModelError(f"{name} must be at least 1, and contains {min(values)}")
     return values
+
+
+def by_inversion(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """Integers (...) drawn with these probabilities (..., K), whose distribution function is inverted at uniforms (...)."""
+    below = probabilities.cumsum(-1)[..., :-1]  # the last one is what remains
+    return (uniforms.unsqueeze(-1) > below).sum(-1)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from xorflow._math import by_inversion
 from xorflow._repr import as_call
-from xorflow._states import Alphabet, Layout, per_feature
+from xorflow._states import Alphabet, Layout, by_inversion, per_feature
 from xorflow.errors import ModelError
 
 _LEAST = 1e-300

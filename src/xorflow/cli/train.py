@@ -27,7 +27,6 @@ from xorflow.cli.auto import show_auto, show_unit
 from xorflow.cli.runs import NOTHING_HELD_OUT
 from xorflow.cli.sample import write_samples
 from xorflow.data import Dataset
-from xorflow.data.tables import means_several
 from xorflow.errors import ConfigError
 from xorflow.training import OPTIONS, Interrupted, Observer, Options
 from xorflow.training.config import Option, read_texts
@@ -231,9 +230,9 @@ def _folder(out: Path | None, resume: bool, stem: str) -> Path:
 
 
 def _stem(data: str) -> str:
-    """What a run on these data is called: of a pattern by its folder."""
+    """What a run on these data is called: of a pattern, which is no path that there is, by its folder."""
     path = Path(data)
-    return path.parent.name or "table" if means_several(data) and not path.is_dir() else path.stem
+    return path.stem if data == "mnist" or os.path.lexists(path) else path.parent.name or "table"
 
 
 # ---- recipes ----

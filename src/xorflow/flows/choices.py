@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torch.nn.functional import softplus as torch_softplus
 
-from xorflow._math import Function, by_inversion
-from xorflow._states import Layout
+from xorflow._math import Function
+from xorflow._states import Layout, by_inversion
 from xorflow.bases import FactorisedBase
 from xorflow.errors import Intractable
 from xorflow.transforms import ModularShift, Transform

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from xorflow._math import by_inversion
+from xorflow._states import by_inversion
 from xorflow.errors import Intractable, ModelError
 from xorflow.flows.choices import GREEDY, Choices
 from xorflow.flows.layer import Point

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xorflow._math import by_inversion
+from xorflow._states import by_inversion
 from xorflow.errors import Intractable, ModelError
 from xorflow.flows.conditionals import Conditionals, MixedConditionals
 from xorflow.flows.flow import Flow, LatentFlow
