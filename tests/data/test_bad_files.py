@@ -157,7 +157,7 @@ def test_a_column_that_changes_its_type_between_files(write: Callable[[str, str]
 def test_paths(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("1")
     (tmp_path / "x.csv").touch()
-    refused(tmp_path, "it is a file, a folder of files")
+    refused(tmp_path, r"it is a file, a folder of \.parquet files")
     refused(tmp_path / "x.txt", r"data files end here in \.npy, \.npz, \.csv, .* got .*x\.txt")
     refused(tmp_path / "none.npy", "does not exist")
     refused(tmp_path / "x.csv", r"is empty \(0 bytes\)")

@@ -147,7 +147,7 @@ def test_what_is_refused(rows: Path, tmp_path_factory: pytest.TempPathFactory) -
         with pytest.raises(UserError, match=message):
             call()
 
-    refused("names no data: it is a file, a folder of files", lambda: load(folder))
+    refused(r"names no data: it is a file, a folder of \.parquet files", lambda: load(folder))
     refused("names no data", lambda: load(folder / "*.parquet"))
     refused("read as they are trained on from .parquet files", lambda: streamed(folder / "x.csv"))
     refused("data files end here in .parquet", lambda: load(folder / "*.csv"))
