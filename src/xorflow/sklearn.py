@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import numbers
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,6 @@ import pyarrow as pa
 import torch
 
 from xorflow._files import inside, read_json, write_json
-from xorflow.bases import FactorisedBase
-from xorflow.conditioners import MADE
 from xorflow.data import Dataset, Split
 from xorflow.data.checks import narrow
 from xorflow.data.columns.tally import Tally
@@ -25,9 +24,9 @@ from xorflow.data.parts import shuffled
 from xorflow.data.schema import Schema
 from xorflow.data.schema_file import Wish, read_wishes
 from xorflow.errors import CheckpointError, ConfigError, DataError
-from xorflow.flows import LatentFlow, Layer, Mixture
+from xorflow.flows import LatentFlow, Mixture
 from xorflow.table_model import TableModel
-from xorflow.training import fit, open_run, save
+from xorflow.training import auto_fit, open_run, resolve_device, save
 
 try:
     from sklearn.base import BaseEstimator, OutlierMixin
@@ -40,21 +39,16 @@ except ImportError:
 
 
 class FlowDensity(BaseEstimator):
-    """The density of a table's rows: log p of each, exact, and new rows like them.
+    """The density of a table's rows: log p of each, exact, and new rows like them; the best that `minutes` allow.
 
     Rows come as a frame of pandas or polars, an Arrow table or an array; columns hold numbers, dates, booleans or text, and may
     have gaps. log p is a mass for values that recur, and otherwise a density per unit of the column: see `measures_`. A cell
     that no training row has is scored as "something else" and is never an error.
 
     Args:
-        hidden: the widths of the network's hidden layers.
-        orderings: how many orderings of the columns are mixed, each with a network of its own.
-        epochs: passes over the training rows, at most.
-        batch_size: rows a step; by default a hundredth of the training rows, at least 64 and at most 1,024.
-        lr: the highest learning rate.
-        weight_decay: of the networks' matrices.
-        validation: the share of rows that choose the best epoch; 0: none.
-        patience: how many epochs without better weights end the training.
+        minutes: of two cores, that `fit` may take; small tables take less.
+        orderings: how many orderings of the columns are mixed, instead of as many as fit into `minutes`.
+        validation: the share of rows that choose everything.
         rare: values that occur in fewer rows share a state.
         columns: kinds of columns, by name, that are not to be found out, such as {"year": "category"}.
         random_state: of the split, the weights and the batches; None is 0.
@@ -62,13 +56,14 @@ class FlowDensity(BaseEstimator):
 
     Attributes:
         table_model_: the `TableModel`.
+        record_: what was tried, chosen and why; with the `orderings` in it the same fit is made again.
         measures_: what log p of each column is the logarithm of.
         n_features_in_: how many columns there are.
         feature_names_in_: their names, if they are texts.
 
     >>> import numpy as np
     >>> rows = np.random.default_rng(0).integers(0, 3, (60, 2))
-    >>> FlowDensity(epochs=2).fit(rows).score_samples(rows[:4]).shape
+    >>> FlowDensity(orderings=1).fit(rows).score_samples(rows[:4]).shape
     (4,)
     """
 
@@ -77,27 +72,17 @@ class FlowDensity(BaseEstimator):
     def __init__(
         self,
         *,
-        hidden: Sequence[int] = (64,),
-        orderings: int = 1,
-        epochs: int = 50,
-        batch_size: int | None = None,
-        lr: float = 0.01,
-        weight_decay: float = 0.1,
+        minutes: float = 2.0,
+        orderings: int | None = None,
         validation: float = 0.1,
-        patience: int = 10,
         rare: int = 0,
         columns: Mapping[str, str] | None = None,
         random_state: Any = None,
         device: str = "cpu",
     ) -> None:
-        self.hidden = hidden
+        self.minutes = minutes
         self.orderings = orderings
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.weight_decay = weight_decay
         self.validation = validation
-        self.patience = patience
         self.rare = rare
         self.columns = columns
         self.random_state = random_state
@@ -230,6 +215,8 @@ class FlowDensity(BaseEstimator):
         for name, share in shares.items():
             if not isinstance(share, numbers.Real) or not 0 <= share < 1:
                 raise ConfigError(f"{name} is a share of rows, at least 0 and below 1; got {share!r}")
+            if name == "validation" and not share:
+                raise ConfigError("validation rows choose everything: their share is above 0; got 0")
             count = min(max(1, round(share * rows)), len(left) // 2) if share else 0
             split[name], left = left[:count], left[count:]
         return split | {"train": left}
@@ -237,32 +224,29 @@ class FlowDensity(BaseEstimator):
     def _learn(self, table: pa.Table, split: Mapping[str, np.ndarray]) -> None:
         if not isinstance(self.rare, numbers.Integral) or self.rare < 0:
             raise ConfigError(f"rare is a number of rows, at least 0; got {self.rare!r}")
+        if not isinstance(self.minutes, numbers.Real) or not 0 <= self.minutes < math.inf:
+            raise ConfigError(f"minutes is a number, at least 0; got {self.minutes!r}")
+        if not isinstance(self.orderings, numbers.Integral | None):
+            raise ConfigError(f"orderings is a number, or None; got {self.orderings!r}")
         seed = _seed(self.random_state)
         train = table.take(np.sort(split["train"]))
         tallies = [Tally.of(name, train[name]) for name in train.column_names]
         schema = Schema.learn(tallies, self._wishes(tallies), rare=self.rare)
-        codes = {"train": schema.shown(schema.encode(train), seed)}
-        if len(split["validation"]):
-            codes["validation"] = schema.encode(table.take(np.sort(split["validation"])))
-        parts = {
-            name: Split(narrow(torch.from_numpy(rows), schema.categories)) for name, rows in codes.items()
-        }
-        data = Dataset("rows", parts["train"], parts.get("validation"), None, schema.categories)
-        model = self._model(schema.categories, seed)
-        fit(
-            model,
-            data,
-            init="data",
-            epochs=self.epochs,
-            batch_size=min(max(len(train) // 100, 64), 1024) if self.batch_size is None else self.batch_size,
-            lr=self.lr,
-            optimiser="adamw",
-            weight_decay=self.weight_decay,
-            patience=self.patience if "validation" in parts else None,
-            seed=seed,
-            device=self.device,
+        # a row alone is its own validation
+        chosen = split["validation"] if len(split["validation"]) else split["train"]
+        rows, held_out = (
+            Split(narrow(torch.from_numpy(codes), schema.categories))
+            for codes in (
+                schema.shown(schema.encode(train), seed),
+                schema.encode(table.take(np.sort(chosen))),
+            )
         )
-        self._set_model(schema, model)
+        data = Dataset("rows", rows, held_out, None, schema.categories, schema=schema)
+        searched = auto_fit(
+            data.to(resolve_device(self.device)), minutes=self.minutes, orderings=self.orderings, seed=seed
+        )
+        self.record_ = searched.record
+        self._set_model(schema, searched.model)
 
     def _set_model(self, schema: Schema, model: LatentFlow | Mixture) -> None:
         # in double precision, which MPS devices lack, a row's score does not depend on the rows that are scored with it
@@ -281,29 +265,13 @@ class FlowDensity(BaseEstimator):
         wishes |= {name: {"kind": kind} for name, kind in (self.columns or {}).items()}
         return read_wishes({"columns": wishes})
 
-    def _model(self, categories: Sequence[int], seed: int) -> LatentFlow | Mixture:
-        if not isinstance(self.orderings, numbers.Integral) or self.orderings < 1:
-            raise ConfigError(f"orderings is how many are mixed, at least 1; got {self.orderings!r}")
-        orders = ["natural", "reversed", *(f"random:{n}" for n in range(self.orderings))][: self.orderings]
-        count = len(categories)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            flows = [
-                LatentFlow(
-                    [Layer(MADE(count, tuple(self.hidden), order=order, categories=categories))],
-                    FactorisedBase(count, categories=categories, p0=0.998, learned=True),
-                )
-                for order in orders
-            ]
-        return flows[0] if len(flows) == 1 else Mixture(flows)
-
 
 class FlowDetector(OutlierMixin, FlowDensity):
     """Rows that are improbable: outliers by a share of them, and p-values that hold for any model.
 
     Args:
         contamination: the share of the rows given to `fit` that count as outliers.
-        calibration: the share of rows that neither train nor choose the best epoch, against which p-values are taken.
+        calibration: the share of rows that neither train nor choose anything, against which p-values are taken.
 
     The other arguments are those of `FlowDensity`.
 
@@ -317,28 +285,18 @@ class FlowDetector(OutlierMixin, FlowDensity):
         *,
         contamination: float = 0.1,
         calibration: float = 0.2,
-        hidden: Sequence[int] = (64,),
-        orderings: int = 1,
-        epochs: int = 50,
-        batch_size: int | None = None,
-        lr: float = 0.01,
-        weight_decay: float = 0.1,
+        minutes: float = 2.0,
+        orderings: int | None = None,
         validation: float = 0.1,
-        patience: int = 10,
         rare: int = 0,
         columns: Mapping[str, str] | None = None,
         random_state: Any = None,
         device: str = "cpu",
     ) -> None:
         super().__init__(
-            hidden=hidden,
+            minutes=minutes,
             orderings=orderings,
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr,
-            weight_decay=weight_decay,
             validation=validation,
-            patience=patience,
             rare=rare,
             columns=columns,
             random_state=random_state,

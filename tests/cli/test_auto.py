@@ -1,4 +1,4 @@
-"""`xorflow train --recipe auto`: a run like any other, with all that was tried, chosen and reached."""
+"""The recipe auto, the default for tables: a run like any other, with all that was tried, chosen and reached."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import torch
 import xorflow as xf
 from command_line import Command
 from tiny_runs import people_file, read
-from xorflow.training import auto_run, open_run
+from xorflow.training import auto, auto_run, open_run
 from xorflow.training.chow_liu import chow_liu
 
 
@@ -18,14 +18,21 @@ def people(tmp_path: Path) -> Path:
 
 
 def train(xorflow: Command, people: Path, out: Path, *more: str):
-    given = ("--recipe", "auto", "--set", "orderings=2", *more)
+    given = ("--set", "orderings=2", *more)
     return xorflow("train", "--data", people, "--out", out, *given)
 
 
 def test_a_run_shows_and_keeps_what_it_reached(xorflow: Command, people: Path, tmp_path: Path) -> None:
     said = train(xorflow, people, tmp_path / "run")
     assert said.code == 0
-    for word in ("this model", "Chow-Liu tree", "independent columns", "bits given those", "orderings=2"):
+    for word in (
+        "this model",
+        "Chow-Liu tree",
+        "independent columns",
+        "bits given those",
+        "samples",
+        "orderings=2",
+    ):
         assert word in said.out
     assert "natural  trees" in said.err
     result, config = (read(tmp_path / "run" / f"{name}.json") for name in ("result", "config"))
@@ -33,6 +40,8 @@ def test_a_run_shows_and_keeps_what_it_reached(xorflow: Command, people: Path, t
     assert result["test"]["nll"] < result["independent_nll"]
     assert [column["column"] for column in result["columns"]] == ["colour", "size", "pet", "rooms"]
     assert result["auto"]["orderings"] == config["orderings"] == 2
+    assert [len(result["rows"][name]) for name in ("data", "samples")] == [5, 5]
+    assert {len(row) for row in result["rows"]["samples"]} == {4}
     assert config["recipe"] == "auto@1"
     assert (tmp_path / "run/samples.csv").read_text().startswith("colour,size,pet,rooms")
     run = open_run(tmp_path / "run")
@@ -121,6 +130,55 @@ def test_several_seeds(xorflow: Command, people: Path, tmp_path: Path) -> None:
     assert [*second] == ["natural", "random:9"]
 
 
+def test_an_interrupted_run_goes_on_from_the_units_that_are_done(
+    xorflow: Command, people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, network = [], auto._Search._network
+
+    def stopped(self: auto._Search, order: str, kind: str) -> object:
+        if len(made) == 1:
+            raise KeyboardInterrupt
+        made.append((order, kind))
+        return network(self, order, kind)
+
+    monkeypatch.setattr(auto._Search, "_network", stopped)
+    run = tmp_path / "run"
+    said = train(xorflow, people, run)
+    assert said.code == 130
+    assert f"what is done is kept; continue with: xorflow train --out {run} --resume" in said.err
+    assert "is not finished; continue it with" in xorflow("evaluate", run).err
+    made.clear()
+    assert xorflow("train", "--out", run, "--resume").code == 0
+    assert made == [("natural", "network with dropout")]
+    monkeypatch.undo()
+    assert train(xorflow, people, tmp_path / "whole").code == 0
+    one, other = (xf.load(folder).state_dict() for folder in (run, tmp_path / "whole"))
+    assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
+    assert not (run / "units").exists()
+    one, other = (read(folder / "result.json")["test"] for folder in (run, tmp_path / "whole"))
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("--epochs", "1"), ""),
+        (("--recipe", "none", "--set", "layers=1"), ""),
+        (
+            ("--set", "validation=0"),
+            "a plain run, not one of the recipe auto, for tables of fixed values: it chooses by",
+        ),
+    ],
+)
+def test_a_plain_run_is_made_where_anything_of_a_model_is_chosen(
+    xorflow: Command, people: Path, tmp_path: Path, given: tuple[str, ...], words: str
+) -> None:
+    said = xorflow("train", "--data", people, "--out", tmp_path / "run", *given)
+    assert said.code == 0
+    assert words in said.err
+    assert read(tmp_path / "run/config.json")["recipe"] == "none"
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -129,7 +187,9 @@ def test_several_seeds(xorflow: Command, people: Path, tmp_path: Path) -> None:
             "--data PEOPLE --recipe auto --epochs 3",
             "chooses all of a model and of its training but minutes and",
         ),
-        ("--data PEOPLE --minutes 3", "minutes has an effect only if recipe is auto"),
+        ("--data PEOPLE --minutes 3 --epochs 2", "minutes has an effect only if recipe is auto"),
+        ("--data PEOPLE --minutes 3 --set validation=0", "minutes has an effect only if recipe is auto"),
+        ("--data PEOPLE --recipe auto --set tensorboard=true", "and got tensorboard=true"),
         ("--data PEOPLE --recipe auto --set orderings=9", "orderings is below 9; got 9"),
         ("--data PEOPLE --recipe auto --set validation=0", "chooses by validation rows, and there are none"),
         ("--data PEOPLE --recipe auto --out PEOPLE", "is a file"),

@@ -102,13 +102,25 @@ def test_threads_and_repetition_change_nothing(found):
     assert all(torch.equal(tensor, weights[name]) for name, tensor in again.model.state_dict().items())
 
 
+class Watching:
+    def __init__(self) -> None:
+        self.kinds, self.orderings = [], []
+
+    def on_ordering(self, number, seconds):
+        self.orderings.append((number, seconds))
+
+    def on_unit(self, record):
+        self.kinds.append(record["kind"])
+
+
 def test_the_clock_decides_only_whether_another_ordering_is_begun(monkeypatch):
-    units = []
-    model = auto_fit(table(), minutes=0, observer=units.append)
+    watching = Watching()
+    model = auto_fit(table(), minutes=0, observer=watching)
     assert isinstance(model.model, LatentFlow)
     assert model.record["ends"] == "another ordering would not have ended in time"
     assert model.record["orderings"] == 1
-    assert [unit["kind"] for unit in units] == ["trees", "network", "network with dropout"]
+    assert watching.kinds == ["trees", "network", "network with dropout"]
+    assert watching.orderings == [(1, 0)]
     clock = iter(range(10**6))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     again = auto_fit(table(), orderings=1)
@@ -125,7 +137,7 @@ def test_without_trees_there_are_networks(monkeypatch):
 
 def test_what_it_cannot_do_is_said():
     data = table(60)
-    with pytest.raises(ConfigError, match="chooses by validation rows; keep some back"):
+    with pytest.raises(ConfigError, match="chooses by validation rows, and there are none: keep some back"):
         auto_fit(Dataset("all train", data.train, None, None, SIZES))
     with pytest.raises(ConfigError, match="has 1 to 8 orderings; got 9"):
         auto_fit(data, orderings=9)

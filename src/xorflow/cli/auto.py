@@ -2,25 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+import typer
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
+from xorflow import training
 from xorflow.cli.runs import plain_table
+from xorflow.cli.sample import write_samples
+from xorflow.data import Dataset
+from xorflow.training import Interrupted
+from xorflow.training.auto import AutoObserver
+from xorflow.training.auto_run import AutoRun
 
 _MOST_COLUMNS = 12
 """So many columns are shown, those first where the model is better than independence by most."""
+_MOST_SHOWN = 6
+"""So many columns of rows."""
 
 
-def show_unit(console: Console, record: Mapping[str, Any]) -> None:
-    """One line."""
-    console.print(
-        f"{record['order']:>10}  {record['kind']:<20}  validation {record['validation_nll']:.3f}  {record['seconds']:.1f} s",
-        highlight=False,
-    )
+class AutoDisplay(Progress):
+    """A line for each unit that is made and, on a terminal, a bar with the time left."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            disable=not console.is_terminal,
+            expand=True,
+            transient=True,
+            refresh_per_second=2,
+        )
+        self._task = self.add_task("trees and networks", total=None, left="")
+        self._ends: float | None = None
+
+    def on_ordering(self, number: int, seconds: float | None) -> None:
+        self._ends = None if seconds is None else time.monotonic() + seconds
+        self.update(self._task, description=f"ordering {number}")
+
+    def on_unit(self, record: dict[str, Any]) -> None:
+        self.console.print(
+            f"{record['order']:>10}  {record['kind']:<20}  validation {record['validation_nll']:.3f}  "
+            f"{record['seconds']:.1f} s",
+            highlight=False,
+        )
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.tasks and self._ends is not None:
+            left, spent = max(self._ends - time.monotonic(), 0.0), self.tasks[0].elapsed or 0.0
+            text = f"about {timedelta(seconds=round(left))} left"
+            self.update(self._task, completed=spent, total=spent + left, left=text)
+        return super().get_renderables()
+
+
+def train_auto(folder: Path, begin: Callable[[AutoObserver], AutoRun | None]) -> None:
+    """Make a run, or go on with it, and show what it reached; None is finished."""
+    display = AutoDisplay(Console(stderr=True))
+    run = begin(display)
+    if run is None:
+        result = training.finished_result(folder)
+    else:
+        show_data(Console(), run.dataset)
+        result = _made(run, display)
+    samples = next(iter(sorted(folder.glob("samples.*"))), None) or write_samples(folder, count=100, seed=0)
+    show_auto(Console(), folder, result, samples)
+
+
+def _made(run: AutoRun, display: AutoDisplay) -> dict[str, Any]:
+    try:
+        with display:
+            return run.make()
+    except (Interrupted, KeyboardInterrupt):
+        folder = run.run_folder
+        if os.path.exists(folder / "result.json"):
+            said = f"the model is kept: xorflow evaluate {folder}"
+        else:
+            said = f"what is done is kept; continue with: xorflow train --out {folder} --resume"
+        typer.echo(f"stopped; {said}", err=True)
+        raise typer.Exit(130) from None
+
+
+def show_data(console: Console, dataset: Dataset) -> None:
+    """How a table was read: what each column is, and what happens to it."""
+    if dataset.schema is None:
+        return
+    lines = [*dataset.notes, "", str(dataset.schema), ""]
+    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
 
 
 def show_auto(console: Console, folder: Path, result: Mapping[str, Any], samples: Path) -> None:
@@ -41,7 +119,7 @@ def show_auto(console: Console, folder: Path, result: Mapping[str, Any], samples
     console.print(
         f"Negative log-likelihood of the {part} data, exact, in nats (lower is better)", style="bold"
     )
-    console.print(table, "", _columns(result["columns"]), "", sep="\n")
+    console.print(table, "", _columns(result["columns"]), "", _rows(result, part), "", sep="\n")
     kinds = ", ".join(f"{kind} by {weight:.2f}" for kind, weight in record["kinds"].items())
     orders = ", ".join(f"{order} {weight:.2f}" for order, weight in record["weights"].items())
     lines = [
@@ -67,4 +145,17 @@ def _columns(columns: list[Mapping[str, Any]]) -> Table:
         )
     if len(ranked) > _MOST_COLUMNS:
         table.add_row(f"{len(ranked) - _MOST_COLUMNS} more in result.json", "", "", "")
+    return table
+
+
+def _rows(result: Mapping[str, Any], part: str) -> Table:
+    """Rows of samples beside rows of data, of the first columns."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("rows")
+    for column in result["columns"][:_MOST_SHOWN]:
+        table.add_column(column["column"], overflow="ellipsis", no_wrap=True)
+    for name, rows in result["rows"].items():
+        for number, row in enumerate(rows):
+            label = {"data": f"{part} data", "samples": "samples"}[name]
+            table.add_row("" if number else label, *map(Text, row[:_MOST_SHOWN]))
     return table

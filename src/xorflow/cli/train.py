@@ -23,15 +23,15 @@ from rich.text import Text
 from xorflow import training
 from xorflow._distributed import rank
 from xorflow.cli import several
-from xorflow.cli.auto import show_auto, show_unit
+from xorflow.cli.auto import show_data, train_auto
 from xorflow.cli.runs import NOTHING_HELD_OUT
 from xorflow.cli.sample import write_samples
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError
 from xorflow.training import OPTIONS, Interrupted, Observer, Options
-from xorflow.training.config import Option, read_texts
+from xorflow.training.config import Option, read_texts, with_default_recipe
 from xorflow.training.folder import holds_several
-from xorflow.training.recipes import AUTO, RECIPES, Recipe
+from xorflow.training.recipes import AUTO, NONE, RECIPES, Recipe
 
 _option = functools.partial(typer.Option, show_default=False)
 """Defaults are in the help; some versions of typer would add None."""
@@ -61,18 +61,24 @@ def train(
     ] = None,
     **flags: str | None,
 ) -> None:
-    """Train a latent flow, by default an exact one of bundled MNIST."""
+    """Train a model: the best exact density of a table, or a latent flow, by default an exact one of bundled MNIST."""
     texts = _texts(flags, settings or ()) | ({} if header is None else {"header": str(header).lower()})
     given = read_texts(texts)
+    alone = processes is None and not training.under_torchrun()
+    new = config is None and alone and (seeds is not None or not resume)  # a run that goes on has its recipe
+    chosen = with_default_recipe(given) if new else given
+    by_default, given = chosen != given, chosen
     table = several.read_table(config) if config else None
     options, model = training.read_config(config) if config and table is None else (Options(), None)
     if seeds is not None or table is not None:
-        if processes is not None or training.under_torchrun():
+        if not alone:
             raise ConfigError(
                 "--processes and torchrun make one run; leave them out, and set --jobs for several"
             )
         entries = {name: entry.replace(**given) for name, entry in (table or {"": options}).items()}
         first = next(iter(entries.values()))
+        if by_default:
+            entries = {"": _for_data(first, training.build_data(first))}
         folder = _folder(out, resume, config.stem if config and table else _stem(first.data))
         planned = several.plan(
             folder, entries, several.parse_seeds(seeds, given), model=model if first.layers is None else None
@@ -87,18 +93,9 @@ def train(
         )
     folder = _folder(out, resume, _stem(given.get("data", options.data)))
     if resume:
-        begin = functools.partial(_resumed, folder, (options.to_json() if config else {}) | given)
-    elif (chosen := options.replace(**given)).is_auto:
-        if processes is not None or training.under_torchrun():
-            raise ConfigError(
-                "the recipe auto is made by one process, with a thread for each core; leave --processes out"
-            )
-        _train_auto(folder, chosen)
-        return
+        _go_on(folder, (options.to_json() if config else {}) | given, processes)
     else:
-        begin = functools.partial(training.create_run, chosen, folder, model=model)
-    with training.together(processes, functools.partial(_train_along, begin)):
-        _train_one(folder, begin)
+        _train_new(folder, options.replace(**given), model, by_default, processes)
 
 
 _FEW = 5
@@ -165,8 +162,7 @@ def _train_one(folder: Path, begin: Callable[[Observer | None], training.Trainer
             typer.echo(f"stopped; continue from the last checkpoint with: {again}", err=True)
         raise typer.Exit(130) from None
     pictures = write_samples(folder, count=100, seed=0)
-    show = show_auto if "auto" in result else show_summary
-    show(Console(), folder, result, pictures)
+    show_summary(Console(), folder, result, pictures)
 
 
 def _train_along(begin: Callable[[Observer | None], training.Trainer | None]) -> None:
@@ -179,23 +175,50 @@ def _train_along(begin: Callable[[Observer | None], training.Trainer | None]) ->
         sys.exit(130)
 
 
-def _train_auto(folder: Path, options: Options) -> None:
-    errors = Console(stderr=True)
-    run = training.begin_auto(options, folder, lambda record: show_unit(errors, record))
-    show_data(Console(), run.dataset)
-    try:
-        result = run.make()
-    except (Interrupted, KeyboardInterrupt):
-        kept = os.path.exists(folder / "config.json")
-        said = (
-            f"the model is kept: xorflow evaluate {folder}"
-            if kept
-            else "nothing is kept; give the same command again"
+def _train_new(
+    folder: Path, options: Options, model: dict[str, Any] | None, by_default: bool, processes: int | None
+) -> None:
+    """A new run, of the recipe auto or not; where that recipe is only the default, it gives way to data that it is not for."""
+    dataset = None
+    if by_default:
+        dataset = training.build_data(options)
+        options = _for_data(options, dataset)
+    if options.is_auto:
+        _require_one_process(processes)
+        train_auto(folder, lambda display: training.begin_auto(options, folder, display, dataset))
+        return
+    begin = functools.partial(training.create_run, options, folder, model=model, dataset=dataset)
+    with training.together(processes, functools.partial(_train_along, begin)):
+        _train_one(folder, begin)
+
+
+def _go_on(folder: Path, changes: dict[str, Any], processes: int | None) -> None:
+    """What is left of a run that was interrupted."""
+    if training.is_auto_run(folder):
+        _require_one_process(processes)
+        train_auto(folder, lambda display: training.resume_auto(folder, changes, display))
+        return
+    begin = functools.partial(_resumed, folder, changes)
+    with training.together(processes, functools.partial(_train_along, begin)):
+        _train_one(folder, begin)
+
+
+def _require_one_process(processes: int | None) -> None:
+    if processes is not None or training.under_torchrun():
+        raise ConfigError(
+            "the recipe auto is made by one process, with a thread for each core; leave --processes out, or add --recipe none"
         )
-        typer.echo(f"stopped; of a run of the recipe auto {said}", err=True)
-        raise typer.Exit(130) from None
-    samples = write_samples(folder, count=100, seed=0)
-    show_auto(Console(), folder, result, samples)
+
+
+def _for_data(options: Options, dataset: Dataset) -> Options:
+    """Options without the recipe auto, if it is not for these data; that is said."""
+    problem = training.unsuitable(dataset)
+    if problem is None and dataset.shape is not None:
+        problem = "these are images"
+    if problem is None:
+        return options
+    typer.echo(f"a plain run, not one of the recipe auto, for tables of fixed values: {problem}", err=True)
+    return options.replace(recipe=NONE)
 
 
 def _resumed(folder: Path, given: dict[str, Any], display: Observer | None) -> training.Trainer | None:
@@ -322,14 +345,6 @@ class TrainingDisplay:
             status += f" validation {record['validation_nll']:.2f}"
         description = f"epoch {record['epoch']}"
         self._bar.update(self._task, completed=record["step"], description=description, status=status)
-
-
-def show_data(console: Console, dataset: Dataset) -> None:
-    """How a table was read: what each column is, and what happens to it."""
-    if dataset.schema is None:
-        return
-    lines = [*dataset.notes, "", str(dataset.schema), ""]
-    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
 
 
 def show_summary(console: Console, folder: Path, result: dict[str, Any], samples: Path) -> None:

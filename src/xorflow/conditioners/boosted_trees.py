@@ -10,6 +10,7 @@ remains. So all trees of many rows are evaluated by operations on bytes, without
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from threading import Event
 
 import numpy as np
 import torch
@@ -114,12 +115,14 @@ class BoostedTrees(Conditioner):
         settings: Boosting | None = None,
         *,
         threads: int | None = None,
+        stopping: Event | None = None,
     ) -> BoostedTrees:
         """Trees for these rows, integers (N, D); each feature gets as many as are best for its `validation` rows.
 
         Deterministic: neither the number of threads nor the clock changes anything.
 
         Raises:
+            CancelledError: if another thread sets `stopping`, once the columns under way are done.
             ConfigError: without LightGBM, which the extra `trees` installs.
         """
         for rows in (x, validation):
@@ -136,6 +139,7 @@ class BoostedTrees(Conditioner):
             self.ordered,
             settings or Boosting(),
             threads or torch.get_num_threads(),
+            stopping or Event(),
         )
         self._take(forest)
         return self

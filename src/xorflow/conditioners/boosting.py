@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,7 @@ def boosted(
     ordered: Sequence[int],
     settings: Boosting,
     threads: int,
+    stopping: Event,
 ) -> Forest:
     """Trees for each column, on the columns before it in an ordering."""
     visited = list(order)
@@ -95,6 +97,8 @@ def boosted(
     before = _before(train, np.array([sizes[d] for d in visited]), settings.seen)
 
     def of_rank(rank: int) -> _Fitted:
+        if stopping.is_set():
+            raise CancelledError
         size, seen = sizes[visited[rank]], before[rank]
         target, held_out = (rows[:, rank].astype(np.int64) for rows in (train, other))
         counts = np.bincount(target, minlength=size) + 0.5

@@ -1,8 +1,8 @@
 """Training: options, the loop, checkpoints, and runs as folders."""
 
 from xorflow._devices import out_of_memory_as_error, resolve_device, tf32_matmul
-from xorflow.training.auto import auto_fit
-from xorflow.training.auto_run import begin_auto
+from xorflow.training.auto import auto_fit, unsuitable
+from xorflow.training.auto_run import begin_auto, is_auto_run, resume_auto
 from xorflow.training.build import build_data, build_estimator, build_flow, init_from_data
 from xorflow.training.checkpoint import Progress
 from xorflow.training.chow_liu import chow_liu
@@ -72,6 +72,7 @@ __all__ = [
     "from_mapping",
     "independent_nll",
     "init_from_data",
+    "is_auto_run",
     "load",
     "mixture_of",
     "open_run",
@@ -84,6 +85,7 @@ __all__ = [
     "report",
     "require_finite",
     "resolve_device",
+    "resume_auto",
     "resume_run",
     "run_jobs",
     "save",
@@ -93,6 +95,7 @@ __all__ = [
     "together",
     "train_along",
     "under_torchrun",
+    "unsuitable",
     "untrained",
     "value_rule",
     "value_text",

@@ -15,17 +15,18 @@ number of cores; the clock only decides whether another ordering is begun. So a 
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from xorflow._states import Alphabet, Layout
 from xorflow.bases import FactorisedBase
 from xorflow.conditioners import MADE, BoostedTrees, Boosting, Conditioner, Source, Stacked
 from xorflow.conditioners.boosting import available
@@ -34,7 +35,8 @@ from xorflow.data.columns import Number
 from xorflow.errors import ConfigError
 from xorflow.estimators import MaximumLikelihood
 from xorflow.flows import LatentFlow, Layer, Mixture
-from xorflow.flows.choices import Choices
+from xorflow.training.auto_units import Kept, Unit, Units
+from xorflow.training.auto_weights import Weighing
 from xorflow.training.build import init_from_data
 from xorflow.training.config import Options
 from xorflow.training.registry import Trainable
@@ -43,8 +45,14 @@ from xorflow.training.trainer import Trainer
 MOST_ORDERINGS = 8
 """More gain little, and scoring takes its time for each."""
 
+_ROWS_AN_ORDERING = 100
+"""Few rows gain little by many orderings."""
+
 _OF_TIME = 0.8
 """The share of the budget after which no ordering ends: weights are fitted, and rows evaluated, in the rest."""
+
+_MOST_COLUMNS = 2_048
+"""With more columns there are no trees, which take a time that grows with the square of their number."""
 
 _WORTH = 3e-4
 """A kind of conditionals whose loss worsens the validation likelihood by less, relatively, is left out."""
@@ -76,22 +84,14 @@ _DROPOUT = Network(dropout=0.3, input_dropout=0.1, lr=0.002)
 TREES, PLAIN, DROPOUT = "trees", "network", "network with dropout"
 
 
-@dataclass
-class _Unit:
-    """A kind of conditionals in one ordering, with its logits for the validation rows."""
+class AutoObserver(Protocol):
+    """What watches a search; the command line draws it."""
 
-    kind: str
-    order: str
-    net: Conditioner
-    logits: Tensor
-    nll: float
-    seconds: float
-    more: dict[str, Any] = field(default_factory=dict)
+    def on_ordering(self, number: int, seconds: float | None) -> None:
+        """An ordering is begun, from 1; the search is expected to take so many seconds from now on, if that is known."""
 
-    def record(self) -> dict[str, Any]:
-        """Plain values."""
-        kept = {"kind": self.kind, "order": self.order, "validation_nll": self.nll, "seconds": self.seconds}
-        return kept | self.more
+    def on_unit(self, record: dict[str, Any]) -> None:
+        """A unit is made."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ def auto_fit(
     orderings: int | None = None,
     seed: int = 0,
     ordered: Sequence[int] | None = None,
-    observer: Callable[[dict[str, Any]], None] | None = None,
+    observer: AutoObserver | None = None,
+    units: Path | None = None,
 ) -> Auto:
     """The best model of a data set that some minutes allow, everything counted but reading the data.
 
@@ -119,19 +120,17 @@ def auto_fit(
         orderings: exactly so many instead, however long they take: with the number in a record, the very model of that.
         seed: of networks, and of which orderings there are beside the data's own.
         ordered: the columns whose values have an order; of a table, by default, its numbers and times.
-        observer: is told the record of each unit.
+        observer: is told about progress.
+        units: a folder where those that are done are kept, and taken from; the clock then goes on where it stood.
 
     Raises:
-        ConfigError: without validation rows, or with context.
+        ConfigError: of data that are `unsuitable`.
+        Interrupted: after Ctrl-C or SIGTERM while a network is trained.
     """
-    if dataset.validation is None or dataset.context_features or dataset.train.stochastic:
+    problem = unsuitable(dataset)
+    if problem:
         raise ConfigError(
-            "the recipe auto is for tables of fixed values, without context, and chooses by validation rows; keep some back "
-            "(validation), or choose a conditioner"
-        )
-    if dataset.stream is not None:
-        raise ConfigError(
-            "the recipe auto has all rows in memory, and these are read from their files: choose a conditioner, or stream=never"
+            f"the recipe auto is for tables of fixed values: {problem}; or choose a conditioner"
         )
     if orderings is not None and not 1 <= orderings <= MOST_ORDERINGS:
         raise ConfigError(f"the recipe auto has 1 to {MOST_ORDERINGS} orderings; got {orderings}")
@@ -139,8 +138,19 @@ def auto_fit(
         schema = dataset.schema
         ordered = [d for d, c in enumerate(schema.columns) if isinstance(c, Number)] if schema else []
     with _one_thread() as threads:
-        search = _Search(dataset, seed, ordered, threads, observer)
+        search = _Search(dataset, seed, ordered, threads, observer, Units(units))
         return search.run(60 * minutes, orderings)
+
+
+def unsuitable(dataset: Dataset) -> str | None:
+    """Why the recipe auto is not for these data, and what to do, in words; None if it is."""
+    if dataset.validation is None:
+        return "it chooses by validation rows, and there are none: keep some back (validation)"
+    if dataset.context_features or dataset.train.stochastic:
+        return "it takes neither context nor values that are drawn afresh"
+    if dataset.stream is not None:
+        return "it has all rows in memory, and these are read from their files: set stream=never"
+    return None
 
 
 @contextmanager
@@ -161,59 +171,90 @@ class _Search:
         seed: int,
         ordered: Sequence[int],
         threads: int,
-        observer: Callable[[dict[str, Any]], None] | None,
+        observer: AutoObserver | None,
+        kept: Units,
     ) -> None:
         assert dataset.validation is not None
         self.dataset, self.seed, self.ordered, self.threads = dataset, seed, ordered, threads
         self.validation: Split = dataset.validation
-        self.observer = observer
+        self.observer, self.kept = observer, kept
+        self.began, self.stopping = time.monotonic(), threading.Event()
         rows, columns = dataset.train.values.shape
-        self.kinds = [TREES] if available() else []
+        lacking = without_trees(columns)
+        self.kinds = [] if lacking else [TREES]
         self.kinds += [PLAIN, DROPOUT] if rows < _FEW_ROWS * columns else [PLAIN]
-        self.units: list[_Unit] = []
-        self.reasons: list[str] = [] if available() else ["no boosted trees: pip install 'xorflow[trees]'"]
-        self.weighing = _Weighing(self.validation, dataset.categories, Boosting().most)
+        self.units: list[Unit] = []
+        self.reasons: list[str] = [lacking] if lacking else []
+        self.weighing = Weighing(self.validation, dataset.categories, Boosting().most)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds, with those before an interruption."""
+        return time.monotonic() - self.began
 
     def run(self, seconds: float, orderings: int | None) -> Auto:
-        began = time.monotonic()
+        few = max(1, len(self.dataset.train) // _ROWS_AN_ORDERING)
+        most, limit = orderings or min(MOST_ORDERINGS, few), _OF_TIME * seconds
         longest, made = 0.0, 0
-        ends = "so many orderings were asked for"
-        while made < (orderings or MOST_ORDERINGS):
-            started = time.monotonic()
-            if made and orderings is None and started - began + 1.1 * longest > _OF_TIME * seconds:
+        ends = "so many orderings were asked for" if orderings else "more orderings gain little"
+        while made < most:
+            left = most - made
+            if made and orderings is None:
+                left = min(left, int((limit - self.elapsed) / (1.1 * longest)))
+            if left <= 0:
                 ends = "another ordering would not have ended in time"
                 break
+            if self.observer:
+                expected = left * longest if made else None if orderings else max(limit - self.elapsed, 0)
+                self.observer.on_ordering(made + 1, expected)
             units = self._ordering("natural" if made == 0 else f"random:{MOST_ORDERINGS * self.seed + made}")
             made += 1
             if made == 1:
                 units = self._choose(units)
             self.units += units
-            # of the first ordering those kinds that others have, which are made side by side
-            spent = max(unit.seconds for unit in units) if made == 1 else time.monotonic() - started
-            longest = max(longest, spent)
-        else:
-            ends = ends if orderings else "more orderings gain little"
-        return self._finished(made, ends, began)
+            # kinds are made side by side
+            longest = max(longest, *(unit.seconds for unit in units))
+        return self._finished(made, ends)
 
-    def _ordering(self, order: str) -> list[_Unit]:
+    def _ordering(self, order: str) -> list[Unit]:
         """All kinds in one ordering: trees on other threads, while networks train."""
         with ThreadPoolExecutor(1) as pool:
-            trees: Future[_Unit] | None = pool.submit(self._trees, order) if TREES in self.kinds else None
-            networks = [self._network(order, kind) for kind in self.kinds if kind != TREES]
-            units = ([] if trees is None else [trees.result()]) + networks
+            try:
+                trees = [pool.submit(self._made, kind, order) for kind in self.kinds if kind == TREES]
+                networks = [self._made(kind, order) for kind in self.kinds if kind != TREES]
+                units = [*(one.result() for one in trees), *networks]
+            except BaseException:
+                self.stopping.set()  # or else the pool would wait for the trees
+                raise
         for unit in units:
             if self.observer:
-                self.observer(unit.record())
+                self.observer.on_unit(unit.record())
         return units
 
-    def _trees(self, order: str) -> _Unit:
-        began, data = time.monotonic(), self.dataset
-        net = BoostedTrees(data.features, categories=data.categories, order=order, ordered=self.ordered)
-        net.fit(data.train.values, self.validation.values, threads=self.threads)
-        return self._unit(TREES, order, net, began, trees=sum(net.trees))
+    def _made(self, kind: str, order: str) -> Unit:
+        """A unit, from the folder of the run if it is there."""
+        kept = self.kept.find(kind, order)
+        if kept is None:
+            began = time.monotonic()
+            flow, more = self._trees(order) if kind == TREES else self._network(order, kind)
+            kept = Kept(flow, round(time.monotonic() - began, 3), round(self.elapsed, 3), more)
+            self.kept.keep(kind, order, kept)
+        elif self.elapsed < kept.elapsed:
+            self.began = time.monotonic() - kept.elapsed
+        net = kept.flow.layers[0].conditioner
+        logits = _logits(net, self.validation)
+        nll = self.weighing.nll([[logits]])
+        return Unit(kind, order, net, logits, nll, kept.seconds, kept.more)
 
-    def _network(self, order: str, kind: str) -> _Unit:
-        began, data = time.monotonic(), self.dataset
+    def _trees(self, order: str) -> tuple[LatentFlow, dict[str, int]]:
+        data = self.dataset
+        net = BoostedTrees(data.features, categories=data.categories, order=order, ordered=self.ordered)
+        rows = data.train.values, self.validation.values
+        net.fit(*rows, threads=self.threads, stopping=self.stopping)
+        return self._flow(net), {"trees": sum(net.trees)}
+
+    def _network(self, order: str, kind: str) -> tuple[LatentFlow, dict[str, int]]:
+        data = self.dataset
         settings = _DROPOUT if kind == DROPOUT else _PLAIN
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -244,13 +285,7 @@ class _Search:
         )
         trainer = Trainer(flow, MaximumLikelihood(), data, options)
         trainer.train()
-        flow.eval()
-        return self._unit(kind, order, net, began, epochs=trainer.progress.best_epoch)
-
-    def _unit(self, kind: str, order: str, net: Conditioner, began: float, **more: Any) -> _Unit:
-        logits = _logits(net, self.validation)
-        nll = self.weighing.nll([[logits]])
-        return _Unit(kind, order, net, logits, nll, round(time.monotonic() - began, 3), more)
+        return flow.eval(), {"epochs": trainer.progress.best_epoch or 0}
 
     def _flow(self, net: Conditioner) -> LatentFlow:
         base = FactorisedBase(
@@ -258,7 +293,7 @@ class _Search:
         )
         return LatentFlow([Layer(net)], base)
 
-    def _choose(self, units: list[_Unit]) -> list[_Unit]:
+    def _choose(self, units: list[Unit]) -> list[Unit]:
         """Which kinds the other orderings have, by the validation likelihood of the first."""
         networks = [unit for unit in units if unit.kind != TREES]
         best = min(networks, key=lambda unit: unit.nll)
@@ -280,7 +315,7 @@ class _Search:
         self.kinds = [unit.kind for unit in kept]
         return kept
 
-    def _finished(self, made: int, ends: str, began: float) -> Auto:
+    def _finished(self, made: int, ends: str) -> Auto:
         count = len(self.kinds)
         by_ordering = [self.units[first : first + count] for first in range(0, len(self.units), count)]
         weights = self.weighing.fit([[unit.logits for unit in units] for units in by_ordering])
@@ -303,9 +338,16 @@ class _Search:
             "reasons": self.reasons,
             "units": [unit.record() for unit in self.units],
             "validation_nll": weights.nll,
-            "seconds": round(time.monotonic() - began, 3),
+            "seconds": round(self.elapsed, 3),
         }
         return Auto(model, record)
+
+
+def without_trees(columns: int) -> str | None:
+    """Why there are none, in words; None if there are some."""
+    if not available():
+        return "no boosted trees: pip install 'xorflow[trees]'"
+    return f"no boosted trees: more than {_MOST_COLUMNS:,} columns" if columns > _MOST_COLUMNS else None
 
 
 def _batch_size(rows: int) -> int:
@@ -321,77 +363,3 @@ def _batch_size(rows: int) -> int:
 def _logits(net: Conditioner, split: Split) -> Tensor:
     net = net.to(split.device).eval()
     return torch.cat([net({Source.STATE: batch.x}).float() for batch in split.batches(4096)])
-
-
-# ---- weights ----
-
-
-@dataclass(frozen=True)
-class _Weights:
-    log_stack: Tensor  # (M, D)
-    mixture: Tensor  # (R,)
-    nll: float
-
-
-class _Weighing:
-    """Fits weights to rows: of kinds, the same in all orderings, and of orderings.
-
-    Columns without trees, which have too many values, have weights of their own.
-
-    Args:
-        rows: whose likelihood is meant.
-        categories: K_d.
-        most: the most values of a column that has trees.
-    """
-
-    def __init__(self, rows: Split, categories: Sequence[int], most: int) -> None:
-        self.x, self.log_density = rows.values, rows.mean_log_density
-        self.layout = Layout(Alphabet(categories)).to(rows.device)
-        self.wide = torch.tensor([int(size > most) for size in categories], device=rows.device)
-        self.owners = self.layout.alphabet.logit_features.to(rows.device)
-
-    def _log_p(self, logits: Tensor) -> Tensor:
-        return Choices(logits, self.layout).log_prob(self.x).double().sum(-1)
-
-    def _mixed(self, logits: Sequence[Sequence[Tensor]], stack: Tensor, mixture: Tensor) -> Tensor:
-        weights = stack.exp()[:, self.wide].float()[:, self.owners]
-        each = []
-        for of_ordering in logits:
-            total = weights[0] * of_ordering[0]
-            for weight, of_kind in zip(weights[1:], of_ordering[1:], strict=True):
-                total = torch.addcmul(total, weight, of_kind)
-            each.append(self._log_p(total))
-        log_p = torch.logsumexp(torch.stack(each) + torch.log_softmax(mixture, 0)[:, None], 0)
-        return -log_p.mean() - self.log_density
-
-    @torch.no_grad()
-    def nll(self, logits: Sequence[Sequence[Tensor]]) -> float:
-        """With equal weights of orderings, and logits added up."""
-        stack = torch.zeros(len(logits[0]), 2, dtype=torch.float64, device=self.x.device)
-        return float(self._mixed(logits, stack, stack.new_zeros(len(logits))))
-
-    def fit(self, logits: Sequence[Sequence[Tensor]]) -> _Weights:
-        """The best weights of `logits[ordering][kind]`, each (N, flat), from equal ones on."""
-        kinds = len(logits[0])
-        like = {"dtype": torch.float64, "device": self.x.device}
-        stack = torch.full((kinds, 2), -math.log(kinds), **like)
-        if kinds > 1:  # of trees that are frequencies alone, and networks
-            stack[:, 1] = torch.tensor([-8.0, 0.0])
-        start = stack.clone()
-        stack.requires_grad_()
-        mixture = torch.zeros(len(logits), **like).requires_grad_()
-        optimiser = torch.optim.LBFGS([stack, mixture], max_iter=60, line_search_fn="strong_wolfe")
-
-        def loss() -> Tensor:
-            optimiser.zero_grad()
-            value = self._mixed(logits, stack, mixture)
-            # a prior worth about a row for each weight: few rows say little about them
-            doubt = (stack - start).square().sum() / 2 - torch.log_softmax(mixture, 0).sum()
-            value = value + doubt / len(self.x)
-            value.backward()
-            return value
-
-        optimiser.step(loss)
-        with torch.no_grad():
-            nll = float(self._mixed(logits, stack, mixture))
-            return _Weights(stack[:, self.wide].float(), mixture.softmax(0), nll)

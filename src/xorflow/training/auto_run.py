@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,33 +18,40 @@ from xorflow._files import write_json
 from xorflow.data import Dataset, Split
 from xorflow.errors import ConfigError, UserError
 from xorflow.flows import LatentFlow, Mixture
-from xorflow.training.auto import Auto, auto_fit
+from xorflow.training.auto import Auto, AutoObserver, auto_fit, unsuitable
 from xorflow.training.build import build_data, category_frequencies
 from xorflow.training.checkpoint import save_tensors
 from xorflow.training.chow_liu import chow_liu
-from xorflow.training.config import OPTIONS, Options
-from xorflow.training.folder import INCOMPLETE, new_folder, require_free, write_config
+from xorflow.training.config import OPTIONS, Options, taken_by_auto
+from xorflow.training.folder import (
+    INCOMPLETE,
+    UNITS,
+    data_of_run,
+    held,
+    new_folder,
+    require_free,
+    write_config,
+)
 from xorflow.training.registry import Trainable, value_text
 from xorflow.training.results import independent_nll, require_complete, require_finite
-
-_GIVEN = ("recipe", "minutes", "orderings")
+from xorflow.training.run import options_of_run
 
 
 @dataclass(frozen=True)
 class AutoRun:
-    """A run that is to be made: `finish_run` makes it.
+    """A run that is to be made, or gone on with: `make` does it.
 
     Attributes:
         options: of the recipe auto.
-        run_folder: where it goes, a new folder.
+        run_folder: where it goes, a new folder, or that of a run which was interrupted.
         dataset: its data.
-        observer: is told the record of each unit.
+        observer: is told about progress.
     """
 
     options: Options
     run_folder: Path
     dataset: Dataset
-    observer: Callable[[Mapping[str, Any]], None] | None = None
+    observer: AutoObserver | None = None
 
     def make(self) -> dict[str, Any]:
         """Make the model and all files of the run; what its `result.json` holds.
@@ -50,8 +59,10 @@ class AutoRun:
         Raises:
             EvaluationError: if the model is made, and is kept, but some of its likelihoods could not be computed.
         """
-        with new_folder(self.run_folder, resumes=False):
-            began = time.monotonic()
+        run = self.run_folder
+        with held(run) if os.path.exists(run / "config.json") else new_folder(run):
+            if not os.path.exists(run / "config.json"):
+                write_config(run, self.options, None, self.dataset)
             data = self.dataset.to(resolve_device(self.options.device))
             with out_of_memory_as_error("give fewer rows, or use --device cpu"):
                 searched = auto_fit(
@@ -60,46 +71,71 @@ class AutoRun:
                     orderings=self.options.orderings,
                     seed=self.options.seed,
                     observer=self.observer,
+                    units=run / UNITS,
                 )
-            # with the number of orderings that were made, a run from this configuration makes the same model
-            options = self.options.replace(orderings=searched.record["orderings"])
-            save_tensors(self.run_folder, "weights", searched.model.state_dict())
-            result = _unevaluated(searched, data, options)
-            write_json(self.run_folder / "result.json", result)
-            write_config(self.run_folder, options, searched.model, self.dataset)
-            try:
-                with out_of_memory_as_error("use xorflow evaluate with --device cpu"):
-                    result |= _figures(searched.model, data)
-                    del result[INCOMPLETE]
-            except UserError as error:
-                result[INCOMPLETE] = dict.fromkeys(result[INCOMPLETE], str(error))
-            result["seconds"] = round(time.monotonic() - began, 3)
-            write_json(self.run_folder / "result.json", result)
-        return require_complete(result, self.run_folder)
+            result = self._kept(searched, data)
+        return require_complete(result, run)
+
+    def _kept(self, searched: Auto, data: Dataset) -> dict[str, Any]:
+        """Write the model, then what it reaches."""
+        run, began = self.run_folder, time.monotonic()
+        save_tensors(run, "weights", searched.model.state_dict())
+        # with the number of orderings that were made, a run from this configuration makes the same model
+        options = self.options.replace(orderings=searched.record["orderings"])
+        write_config(run, options, searched.model, self.dataset)
+        result = _unevaluated(searched, data, options)
+        write_json(run / "result.json", result)
+        shutil.rmtree(run / UNITS, ignore_errors=True)
+        try:
+            with out_of_memory_as_error("use xorflow evaluate with --device cpu"):
+                result |= _figures(searched.model, data)
+                del result[INCOMPLETE]
+        except UserError as error:
+            result[INCOMPLETE] = dict.fromkeys(result[INCOMPLETE], str(error))
+        result["seconds"] = round(searched.record["seconds"] + time.monotonic() - began, 3)
+        write_json(run / "result.json", result)
+        return result
 
 
 def begin_auto(
     options: Options,
     out: Path,
-    observer: Callable[[Mapping[str, Any]], None] | None = None,
+    observer: AutoObserver | None = None,
     dataset: Dataset | None = None,
 ) -> AutoRun:
     """A run of the recipe auto; whatever would stop it is found here, before its folder is made."""
     check_auto(options)
-    require_free(out, resumes=False)
+    require_free(out)
     dataset = dataset or build_data(options)
-    if dataset.validation is None:
-        raise ConfigError(
-            "the recipe auto chooses by validation rows, and there are none; keep some back (validation)"
-        )
+    problem = unsuitable(dataset)
+    if problem:
+        raise ConfigError(f"the recipe auto is for tables of fixed values: {problem}; or choose recipe=none")
     return AutoRun(options, out, dataset, observer)
+
+
+def resume_auto(
+    run: Path,
+    changes: Mapping[str, Any] | None = None,
+    observer: AutoObserver | None = None,
+    dataset: Dataset | None = None,
+) -> AutoRun | None:
+    """What is left of a run of the recipe auto that was interrupted; None if it is finished."""
+    options, config = options_of_run(run, changes or {})
+    if os.path.lexists(run / "result.json"):
+        return None
+    return AutoRun(options, run, data_of_run(run, options, config["data_format"], dataset), observer)
+
+
+def is_auto_run(run: Path) -> bool:
+    """Whether a folder holds a run of the recipe auto, finished or not."""
+    return os.path.exists(run / "config.json") and options_of_run(run, {})[0].is_auto
 
 
 def check_auto(options: Options) -> None:
     """Refuse options of a model or of its training: the recipe chooses them."""
-    for name, option in OPTIONS.items():
+    for name in OPTIONS:
         value = getattr(options, name)
-        if option.group in ("Model", "Training") and name not in _GIVEN and value != option.default:
+        if not taken_by_auto(name) and value != OPTIONS[name].default:
             raise ConfigError(
                 f"the recipe auto chooses all of a model and of its training but minutes and orderings, and got {name}="
                 f"{value_text(value)}; leave it out, or choose recipe=none"
@@ -113,6 +149,7 @@ def _unevaluated(searched: Auto, dataset: Dataset, options: Options) -> dict[str
         "independent_nll": independent_nll(dataset, _held_out(dataset)),
         "chow_liu_nll": None,
         "columns": [],
+        "rows": {},
         "seed": options.seed,
         "epochs": max(unit.get("epochs", 0) for unit in searched.record["units"]),
         "parameters": sum(p.numel() for p in searched.model.parameters() if p.requires_grad),
@@ -138,6 +175,7 @@ def _figures(model: Trainable, dataset: Dataset) -> dict[str, Any]:
             figures[name] = log_p.summary() | {"floor": float(model.floor()) - split.mean_log_density}
     held_out = _held_out(dataset)
     figures["columns"] = columns(model, dataset, held_out)
+    figures["rows"] = _rows(model, dataset, held_out)
     tree = chow_liu(dataset.train.values, dataset.categories)
     if tree is not None:
         figures["chow_liu_nll"] = -float(tree.log_prob(held_out.values).mean()) - held_out.mean_log_density
@@ -172,6 +210,22 @@ def _bits_alone(dataset: Dataset, split: Split) -> list[float]:
     frequencies = category_frequencies(dataset.train, dataset.categories)
     log2 = [p.to(split.device).log2() for p in frequencies]
     return [-float(of_column[split.values[:, d].long()].mean()) for d, of_column in enumerate(log2)]
+
+
+_ROWS = 5
+
+
+def _rows(model: Trainable, dataset: Dataset, split: Split) -> dict[str, list[list[str]]]:
+    """A few rows of data, beside as many samples, as texts."""
+    generator = torch.Generator(model.device).manual_seed(0)
+    states = {"data": split.values[:_ROWS], "samples": model().sample((_ROWS,), generator=generator)}
+    texts = {}
+    for name, x in states.items():
+        columns = dataset.schema.decode(x.cpu()).to_pydict().values() if dataset.schema else x.T.tolist()
+        texts[name] = [
+            ["" if cell is None else str(cell) for cell in row] for row in zip(*columns, strict=True)
+        ]
+    return texts
 
 
 def _names(dataset: Dataset) -> list[str]:

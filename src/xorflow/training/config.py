@@ -388,6 +388,22 @@ OF_A_MODEL = tuple(name for name, option in OPTIONS.items() if option.group == "
 HARMLESS = tuple(name for name, option in OPTIONS.items() if option.harmless)
 """Options that may change when a run is resumed."""
 
+
+def taken_by_auto(name: str) -> bool:
+    """Whether the recipe auto takes an option: it chooses all others."""
+    return name in (*OF_DATA, "recipe", "minutes", "orderings", "seed", "device")
+
+
+def with_default_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, and the recipe auto where data are a file and nothing is said of a model or of its training.
+
+    >>> with_default_recipe({"data": "people.csv", "minutes": 0.5})["recipe"]
+    'auto'
+    """
+    plain = given.get("data", "mnist") == "mnist" or "recipe" in given or not all(map(taken_by_auto, given))
+    return dict(given) if plain else {**given, "recipe": recipes.AUTO.name}
+
+
 INITS = ("data", "biases", "random")
 """How weights may be initialised; anything else is the folder of a run whose weights are taken over."""
 

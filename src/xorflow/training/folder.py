@@ -37,6 +37,9 @@ from xorflow.training.config import CONFIG_VERSION, Options, check_version, opti
 from xorflow.training.registry import Trainable, accepted_value, flow_to_spec
 from xorflow.training.spec import model_for
 
+UNITS = "units"
+"""The folder, within that of a run of the recipe auto, of what is done while it is unfinished."""
+
 # ---- who writes ----
 
 
@@ -57,7 +60,7 @@ def held(run: Path) -> Iterator[None]:
 
 def _require_own_folders(run: Path) -> None:
     """Refuse links to folders elsewhere, where files would be made and removed."""
-    for name in ("checkpoints", "tensorboard"):
+    for name in ("checkpoints", UNITS, "tensorboard"):
         folder = inside(run, name)
         for path in folder.glob("*"):
             inside(folder, path.name)
@@ -125,8 +128,8 @@ SCHEMA = "schema.json"
 """The file of the columns of a table."""
 
 
-def write_config(run: Path, options: Options, flow: Trainable, dataset: Dataset) -> None:
-    """`config.json`: every option, the architecture, and what the data look like; and the `schema.json` of a table."""
+def write_config(run: Path, options: Options, flow: Trainable | None, dataset: Dataset) -> None:
+    """`config.json`: all options, the architecture once it is known, what the data look like; and a table's `schema.json`."""
     _write_config(run, options, flow, dataset.schema, _data_format(dataset))
 
 
@@ -141,14 +144,14 @@ def write_saved(run: Path, options: Options, flow: Trainable, schema: Schema | N
 
 
 def _write_config(
-    run: Path, options: Options, flow: Trainable, schema: Schema | None, data_format: dict[str, Any]
+    run: Path, options: Options, flow: Trainable | None, schema: Schema | None, data_format: dict[str, Any]
 ) -> None:
     if schema is not None:
         write_json(run / SCHEMA, schema.to_json())
     config = {
         "version": CONFIG_VERSION,
         **options.to_json(),
-        "model": flow_to_spec(flow),
+        "model": {} if flow is None else flow_to_spec(flow),
         "data_format": data_format,
     }
     write_json(run / "config.json", config)
@@ -391,7 +394,8 @@ def open_run(run: Path, *, device: str = "cpu", classes: Mapping[str, type[nn.Mo
     config = read_config_file(run)
     path = run / "config.json"
     options = options_of_config(config, path)
-    if not has_tensors(run, "weights") and os.path.exists(run / "checkpoints"):
+    unfinished = os.path.exists(run / "checkpoints") or os.path.exists(run / UNITS)
+    if unfinished and not has_tensors(run, "weights"):
         raise CheckpointError(
             f"the run in {run} is not finished; continue it with: xorflow train --out {run} --resume"
         )

@@ -23,7 +23,7 @@ import torch
 
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError, UserError, in_one_line
-from xorflow.training.auto_run import begin_auto, check_auto
+from xorflow.training.auto_run import begin_auto, check_auto, resume_auto
 from xorflow.training.build import build_data
 from xorflow.training.config import OF_DATA, Options
 from xorflow.training.folder import read_config_file, require_free
@@ -130,8 +130,12 @@ def run_jobs(
 
 def make_run(job: Job, dataset: Dataset | None = None) -> dict[str, Any]:
     """The result of a job's run, begun or gone on with as its folder has it; `dataset` is its data, if loaded."""
-    if job.options.is_auto and not job.begun:
-        return begin_auto(job.options, job.out, dataset=dataset).make()
+    if job.options.is_auto:
+        if job.begun:
+            auto = resume_auto(job.out, job.options.to_json(), dataset=dataset)
+        else:
+            auto = begin_auto(job.options, job.out, dataset=dataset)
+        return finished_result(job.out) if auto is None else auto.make()
     if job.begun:
         trainer = resume_run(job.out, job.options.to_json(), dataset=dataset)
     else:

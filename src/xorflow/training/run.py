@@ -366,6 +366,8 @@ def options_of_run(run: Path, changes: Mapping[str, Any]) -> tuple[Options, dict
     if changes.get("recipe") != config.get("recipe"):
         changes = recipes.expanded(changes)
     options = options_of_config(config, run / "config.json")
+    # a run of the recipe auto has the number of its orderings, which the clock may have found
+    changes = {name: value for name, value in changes.items() if (name, value) != ("orderings", None)}
     for name, value in changes.items():
         before = options.to_json()[name]
         if value != before and name not in HARMLESS:
