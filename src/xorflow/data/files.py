@@ -53,11 +53,10 @@ def load(
 ) -> Dataset:
     """A data set from a file, a frame (of pandas, polars or pyarrow), an array or a tensor.
 
-    The path of a folder, or a pattern such as `rows/*.parquet`, is a table in several Parquet files.
-
     Arrays, and .npy and .npz files, hold integers from 0, (N, D) or images (N, H, W); K_d is the maximum over all rows + 1,
     unless `categories` states it. A .npz file has one array (or one named 'x'), or 'train' and optionally 'validation' and
-    'test'. All else is a table, whose columns get their kinds by a rule: see `Schema`.
+    'test'. All else is a table, whose columns get their kinds by a rule: see `Schema`. The path of a folder, or a pattern
+    such as `rows/*.parquet`, is a table in several Parquet files.
 
     Rows that validate and test are other files or frames, are named by a column, or are drawn by `seed`; the test rows then
     depend on `seed` and `test` alone.
