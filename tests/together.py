@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from tiny_runs import rows_array
 from xorflow import MADE, MLP, CausalTransformer, FactorisedBase, LatentFlow, Layer, Mixture
 from xorflow._distributed import rank
 from xorflow.conditioners import BoostedTrees
-from xorflow.data import Dataset, Split
+from xorflow.data import Dataset, Split, load
 from xorflow.estimators import (
     ELBO,
     VIMCO,
@@ -131,6 +133,33 @@ def trained(case: Case) -> dict[str, Tensor]:
     }
 
 
+def write_rows(folder: Path) -> None:
+    """Two files of 90 rows, in row groups of 20."""
+    folder.mkdir()
+    rows = rows_array(180)
+    for number, part in enumerate((rows[:90], rows[90:])):
+        table = pa.table({f"c{d}": part[:, d] for d in range(part.shape[1])})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=20)
+
+
+def streaming(folder: Path) -> Trainer:
+    """A score function with the rows of a step from their files, 17 in all."""
+    data = load(folder, stream="always", validation=0, test=0)
+    options = Options(data="rows", layers=None, batch_size=BATCH, precision="64-true", device="cpu", epochs=3)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [Layer(MADE(data.features, (8,), categories=data.categories)) for _ in range(2)]
+        flow = LatentFlow(layers, FactorisedBase(data.features, categories=data.categories, learned=True))
+    return Trainer(flow, ScoreFunction(), data, options)
+
+
+def streamed(folder: Path) -> dict[str, Tensor]:
+    """The weights at the end."""
+    trainer = streaming(folder)
+    trainer.train()
+    return dict(trainer.module.state_dict())
+
+
 def trees() -> dict[str, Tensor]:
     x = torch.from_numpy(rows_array(400))
     net = BoostedTrees(6, categories=3).fit(x[:300], x[300:])
@@ -140,6 +169,7 @@ def trees() -> dict[str, Tensor]:
 def train_all(folder: Path) -> None:
     """Every case, the weights of each in files of its name in a folder, which is kept by one process."""
     results = {name: trained(case) for name, case in CASES.items()}
+    results["streamed"] = streamed(folder / "rows")
     results |= {"dropout": trained(DROPOUT), "dropout again": trained(DROPOUT), "trees": trees()}
     for name, tensors in results.items():
         save_tensors(folder / str(rank()), name, tensors)

@@ -96,9 +96,13 @@ def test_processes_share_row_groups(rows: Path, shown: None) -> None:
     stream = stream_of(streamed(rows))
     shares = [stream.share(rank, 2) for rank in range(2)]
     assert sorted([*shares[0], *shares[1]], key=lambda group: group.first) == [*stream.groups]
-    each = [torch.cat([*stream.batches(1, 0, 4, rank=rank, world=2)]) for rank in range(2)]
+    each = [torch.cat([*stream.batches(2, 0, 4, rank=rank, world=2)]) for rank in range(2)]
     assert counted(torch.cat(each)) == counted(torch.cat([*stream.batches(1, 0, 0)]))
-    assert stream.rows_of_each(2) == min(map(len, each))
+    assert stream.steps(2, 2) == min(map(len, each))
+    thirds = [next(stream.batches(10, 0, 4, rank=rank, world=3)) for rank in range(3)]
+    assert [len(part) for part in thirds] == [3, 3, 4]
+    with pytest.raises(DataError, match="there are 18 for 19: begin fewer processes"):
+        stream.steps(19, 19)
 
 
 def test_rows_show_what_was_never_seen_at_its_rate() -> None:
@@ -147,7 +151,7 @@ def test_what_is_refused(rows: Path, tmp_path_factory: pytest.TempPathFactory) -
         with pytest.raises(UserError, match=message):
             call()
 
-    refused(r"names no data: it is a file, a folder of \.parquet files", lambda: load(folder))
+    refused("names no data: it is a file, a folder of .parquet files", lambda: load(folder))
     refused("names no data", lambda: load(folder / "*.parquet"))
     refused("read as they are trained on from .parquet files", lambda: streamed(folder / "x.csv"))
     refused("data files end here in .parquet", lambda: load(folder / "*.csv"))

@@ -32,7 +32,7 @@ from xorflow.errors import ConfigError
 from xorflow.estimators import MaximumLikelihood
 from xorflow.training import Interrupted, Options, Trainer, load, open_run
 from xorflow.training.folder import read_metrics
-from xorflow.training.trainer import learning_rate
+from xorflow.training.optimiser import learning_rate
 
 
 def trainer(flow: LatentFlow, data: Dataset, run: Path | None = None, **options: object) -> Trainer:

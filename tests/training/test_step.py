@@ -13,8 +13,7 @@ from xorflow.conditioners import CausalTransformer, Recurrent
 from xorflow.estimators import MaximumLikelihood
 from xorflow.flows import LatentFlow, Layer
 from xorflow.training import Options, Trainer
-from xorflow.training.optimiser import Muon, hidden_matrices, make_optimiser, orthogonal
-from xorflow.training.trainer import learning_rate
+from xorflow.training.optimiser import Muon, hidden_matrices, learning_rate, make_optimiser, orthogonal
 
 CPU = torch.device("cpu")
 

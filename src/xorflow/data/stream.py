@@ -137,14 +137,28 @@ class Stream:
             min(shares, key=lambda groups: sum(group.train for group in groups)).append(group)
         return shares[rank]
 
-    def rows_of_each(self, world: int) -> int:
-        """How many rows each of several processes has in an epoch: as many as the one with the fewest."""
-        return min(sum(group.train for group in self.share(rank, world)) for rank in range(world))
+    def steps(self, size: int, world: int = 1) -> int:
+        """How many batches of so many rows an epoch has, if each of several processes takes its part of each."""
+        steps = [
+            sum(group.train for group in self.share(rank, world)) // max(1, last - first)
+            for rank, (first, last) in enumerate(parts_of_batch(size, world))
+        ]
+        if min(steps) == 0:
+            raise DataError(
+                f"row groups of the files are shared out among processes, each with enough rows for its part of a batch, and "
+                f"there are {len(self.groups)} for {world}: begin fewer processes, or write smaller row groups"
+            )
+        return min(steps)
 
     def batches(
         self, size: int, seed: int, epoch: int, first: int = 0, *, rank: int = 0, world: int = 1
     ) -> Iterator[Tensor]:
-        """The rows of an epoch, (size, D) at a time, from batch `first` on; what is left over waits for other epochs."""
+        """The rows of an epoch, (size, D) at a time, from batch `first` on; what is left over waits for other epochs.
+
+        One of several processes takes its part of each batch, from row groups of its own.
+        """
+        begin, end = parts_of_batch(size, world)[rank]
+        size = end - begin
         of_epoch, share = (seed << 20) + epoch, self.share(rank, world)
         groups = [share[place] for place in _permutation(len(share), of_epoch, 0)]
         before, skipped = divmod(first * size, self.buffer)
@@ -209,6 +223,15 @@ class Stream:
 def _batches(group: Group, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     for batch in parquet_batches(group.path, columns, group.number, _ROWS):
         yield without_views(batch.select(columns))
+
+
+def parts_of_batch(size: int, world: int) -> list[tuple[int, int]]:
+    """Where the part of each process begins and ends in a batch.
+
+    >>> parts_of_batch(9, 2)
+    [(0, 4), (4, 9)]
+    """
+    return [(size * rank // world, size * (rank + 1) // world) for rank in range(world)]
 
 
 def _permutation(count: int, seed: int, number: int) -> np.ndarray:

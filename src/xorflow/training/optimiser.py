@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,16 @@ from xorflow.conditioners import MaskedLinear
 from xorflow.conditioners.linear import Table
 from xorflow.conditioners.transformer import AttentionBlock
 from xorflow.training.config import Options
+
+
+def learning_rate(options: Options, step: int, total: int) -> float:
+    """The learning rate of step `step` (from 0) of `total`."""
+    if step < options.warmup:
+        return options.lr * (step + 1) / (options.warmup + 1)
+    if options.schedule == "constant":
+        return options.lr
+    done = (step - options.warmup) / max(1, total - options.warmup)
+    return options.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
 def make_optimiser(module: nn.Module, options: Options, device: torch.device) -> torch.optim.Optimizer:

@@ -390,6 +390,8 @@ def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dat
             f"each process of a run takes some rows of a batch, and {process_count()} processes came for {rows}; begin fewer, "
             "or raise batch_size"
         )
+    if dataset.stream is not None:
+        dataset.stream.steps(rows, process_count())
     resolve_device(options.device)
     admitted = estimator.admit(flow)
     if estimator.takes_soft_targets and not dataset.train.stochastic:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ from xorflow._devices import (
 from xorflow._distributed import add_up, process_count, rank, require_same
 from xorflow.conditioners.transformer import attention_stacks
 from xorflow.data import Batch, Dataset, Split
+from xorflow.data.stream import parts_of_batch
 from xorflow.errors import CheckpointError, ConfigError
 from xorflow.estimators import Estimator, Loss
 from xorflow.training.checkpoint import (
@@ -44,7 +46,7 @@ from xorflow.training.config import Options
 from xorflow.training.failure import not_finite
 from xorflow.training.folder import MetricsLog
 from xorflow.training.minibatch import Minibatch
-from xorflow.training.optimiser import make_optimiser
+from xorflow.training.optimiser import learning_rate, make_optimiser
 from xorflow.training.registry import Trainable
 from xorflow.training.results import validation_nll
 
@@ -88,11 +90,14 @@ class Trainer:
         self.dataset = dataset.to(self.device)
         self.rows = self.dataset.training_rows
         self.batch_size = min(options.batch_size, self.rows)
-        self.steps_per_epoch = self.rows // self.batch_size  # a last short batch waits for other epochs
+        stream, self.processes = self.dataset.stream, process_count()
+        # a last short batch waits for other epochs
+        self.steps_per_epoch = (
+            self.rows // self.batch_size if stream is None else stream.steps(self.batch_size, self.processes)
+        )
         self.total_steps = self.steps_per_epoch * options.epochs
         self.progress = Progress()
         self.generator = torch.Generator(self.device).manual_seed(options.seed)
-        self.processes = process_count()
         self.metrics = MetricsLog(None if rank() else run, tensorboard=options.tensorboard)
         self.best: dict[str, Tensor] | None = None
         self.bound_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -188,7 +193,8 @@ class Trainer:
         """What `gather` takes, for the rest of the epoch: numbers of rows or, of a stream, the rows themselves."""
         progress, stream, size = self.progress, self.dataset.stream, self.batch_size
         if stream is not None:
-            yield from stream.batches(size, self.options.seed, progress.epoch, progress.batch)
+            several = {"rank": rank(), "world": self.processes}
+            yield from stream.batches(size, self.options.seed, progress.epoch, progress.batch, **several)
         else:
             yield from self._order()[progress.batch * size :].split(size)
 
@@ -251,7 +257,8 @@ class Trainer:
             in_memory = self.dataset.stream is None
             batch = train.gather(rows, generator=self.generator) if in_memory else Batch(rows.to(self.device))
             x, context = flow.states.integers(batch.x), batch.context
-        draws = self.estimator.draw(flow, len(rows), self.generator)
+        count = len(rows) if self.dataset.stream is None else self.batch_size  # of all processes
+        draws = self.estimator.draw(flow, count, self.generator)
         seen = None if context is None or not flow.context_features else context.to(flow.dtype)
         soft = train.probabilities(rows).to(flow.dtype) if self.estimator.takes_soft_targets else None
         return Minibatch(x, seen, draws, soft)
@@ -322,11 +329,15 @@ class Trainer:
     # ---- several processes ----
 
     def _of_this_process(self, batch: Minibatch, number: int) -> Minibatch:
-        """The rows of a step that are this one's; what it drops has a stream of its own."""
+        """The rows of a step that are this one's, with their noise; what it drops has a stream of its own."""
         if self._dropout is not None:
             name = f"{self.options.seed} {number} {rank()} of {self.processes}"
             self._dropout.manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]))
-        return self._split(batch, self.processes)[rank()]
+        if self.dataset.stream is None:
+            return self._split(batch, self.processes)[rank()]
+        first, last = parts_of_batch(self.batch_size, self.processes)[rank()]  # only these were read
+        draws = None if batch.draws is None else batch.draws[:, first:last]
+        return replace(batch, draws=draws, share=len(batch.x) / self.batch_size)
 
     def _add_up(self, values: list[Tensor]) -> None:
         """Make gradients and values those of the whole step; who is asked to stop stops all."""
@@ -458,6 +469,7 @@ class Trainer:
             raise CheckpointError(
                 f"the checkpoint in {self.run_folder} is not of this run, which has {self.total_steps:,} steps: it was made at "
                 f"step {step:,}, batch {batch:,} of epoch {epoch + 1:,}; begin anew with another --out"
+                + (", or go on with as many processes as before" * (self.dataset.stream is not None))
             )
 
     def _learned(self) -> dict[str, Tensor]:
@@ -481,13 +493,3 @@ def handled_signals(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def learning_rate(options: Options, step: int, total: int) -> float:
-    """The learning rate of step `step` (from 0) of `total`."""
-    if step < options.warmup:
-        return options.lr * (step + 1) / (options.warmup + 1)
-    if options.schedule == "constant":
-        return options.lr
-    done = (step - options.warmup) / max(1, total - options.warmup)
-    return options.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
