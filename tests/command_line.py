@@ -58,6 +58,6 @@ def start(*arguments: str | Path, program: tuple[str, ...] = XORFLOW) -> subproc
     )
 
 
-def finish(process: subprocess.Popen[str]) -> Outcome:
-    out, err = process.communicate(timeout=120)
+def finish(process: subprocess.Popen[str], patience: float = 120) -> Outcome:
+    out, err = process.communicate(timeout=patience)
     return Outcome(process.returncode, out, err)

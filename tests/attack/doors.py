@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attack import data_files, options, python_edge, run_folders, scikit, table_files, tables
+from attack import data_files, folders, options, python_edge, run_folders, scikit, table_files, tables
 from attack.rule import Door
 
 DOORS: dict[str, Door] = {
@@ -19,6 +19,8 @@ DOORS: dict[str, Door] = {
     "tables of words": table_files.words,
     "schemas": tables.schema_json,
     "schema files": tables.schema_file,
+    "folders of scores": folders.score,
+    "folders of samples": folders.sample,
     "TOML": options.toml,
     "config.json": options.config_json,
     "options of train": options.train,

@@ -15,7 +15,7 @@ from tiny_runs import people_file, tiny_options, train_run
 from xorflow.batch import Scorer
 from xorflow.data.tables import open_table
 
-FILES, ROWS = 16, 500
+FILES, ROWS = 16, 5000
 
 
 @dataclass(frozen=True)

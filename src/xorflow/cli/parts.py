@@ -7,11 +7,12 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
@@ -265,8 +266,9 @@ def _by_ray(tasks: Sequence[Task], out: Path, make: Make, jobs: int | None, done
         pool = ray.data.TaskPoolStrategy(size=jobs)
         # a block each, or they would all be in one, and with one worker
         made = ray.data.range(len(tasks)).repartition(len(tasks)).map(make_file, compute=pool)
-        for row in made.iter_rows():
-            done(tasks[row["id"]], row["error"], row["fault"])
+        with redirect_stdout(sys.stderr):  # where Ray says which workers died
+            for row in made.iter_rows():
+                done(tasks[row["id"]], row["error"], row["fault"])
     except (ConnectionError, ray.exceptions.RayError) as error:
         raise UserError(
             f"Ray could not finish: {error}; what is there is kept: the same command goes on"

@@ -180,7 +180,7 @@ def _score_files(
         },
         "data": stamps,
     }
-    make_files(out, tasks, functools.partial(_write_file, scorer, header), about, jobs, scorer.device, engine)
+    make_files(out, tasks, functools.partial(score_file, scorer, header), about, jobs, scorer.device, engine)
     _show_files(scorer, out, [out / task.name for task in tasks], as_json)
 
 
@@ -195,7 +195,7 @@ def _checked(opened: Run, path: Path, header: bool | None) -> os.stat_result:
     return path.stat()
 
 
-def _write_file(scorer: Scorer, header: bool | None, data: str, path: Path) -> None:
+def score_file(scorer: Scorer, header: bool | None, data: str, path: Path) -> None:
     """The scores of a file's rows; memory depends on neither their number nor that of files."""
     opened, model = scorer.opened()
     if opened.schema is not None:
