@@ -1,6 +1,6 @@
 """Scores of a folder of Parquet files by processes, end to end, beside a bare forward pass; and the memory that they take.
 
-    python benchmarks/endless.py [--out benchmarks/endless.json] [--files 8] [--rows 10000] [--turns 9]
+    python benchmarks/endless.py [--out benchmarks/endless.json] [--files 8] [--rows 10000] [--turns 9] [--long 100000]
 
 A MADE of 512 units over the 20 columns of benchmarks/tables.py. In each turn take their turns: one process with one thread, two such
 processes, and one process with two threads, each of which reads all files, scores them and writes the scores; and that network's
@@ -125,7 +125,7 @@ def memory(folder: Path, rows: int) -> dict[str, float]:
     return found
 
 
-def measure(folder: Path, files: int, rows: int, turns: int) -> dict[str, object]:
+def measure(folder: Path, files: int, rows: int, turns: int, long: int) -> dict[str, object]:
     states = write_world(folder, files, rows)
     network = xf.load(folder / "run").layers[0].conditioner
     scorer = Scorer(folder / "run")
@@ -148,7 +148,7 @@ def measure(folder: Path, files: int, rows: int, turns: int) -> dict[str, object
         "two processes to two threads": ratio(seconds["two threads"], pair),
         "two processes to the bare pass": ratio(seconds["bare pass, two threads"], pair),
         "seconds of the command on one small file": round(_begin(folder), 1),
-        "megabytes": memory(folder, 100_000),
+        "megabytes": memory(folder, long),
     }
 
 
@@ -165,9 +165,10 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=8)
     parser.add_argument("--rows", type=int, default=10_000, help="of a file")
     parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--long", type=int, default=100_000, help="rows of the file that shows memory")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), given.files, given.rows, given.turns)
+        found = measure(Path(folder), given.files, given.rows, given.turns, given.long)
     found |= {"cores": os.cpu_count(), "torch": torch.__version__}
     text = json.dumps({"found": found, "targets": TARGETS}, indent=1)
     given.out.write_text(text + "\n", encoding="utf-8")

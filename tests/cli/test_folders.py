@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from attack.kills import small_disk
 from command_line import Command, Outcome, finish, start
 from tiny_runs import people_file, rows_file
 from xorflow.batch import Scorer
@@ -252,6 +253,25 @@ def test_a_file_that_turns_out_to_be_damaged_fails_alone(
     assert all(name in said.err for name in ("2.parquet", "below/5.parquet"))
     assert {*contents(out)} == {"manifest.json", *(f"{n}.parquet" for n in (0, 1, 3, 4))}
     _refused(xorflow(*command), "cannot be read as parquet")
+
+
+def test_a_disk_that_is_full_is_a_line_and_with_room_again_the_command_goes_on(
+    people: Path, many: Path, tmp_path: Path, xorflow: Command
+) -> None:
+    command = ("score", people / "run", "--data", many)
+    assert xorflow(*command, "--out", tmp_path / "whole").code == 0
+    with small_disk(tmp_path / "disk") as disk:
+        if disk is None:
+            pytest.skip("a file system of its own is not allowed here")
+        with (disk / "ballast").open("wb", buffering=0) as stream:
+            while (room := shutil.disk_usage(disk).free - 40_000) > 0:
+                stream.write(bytes(room))
+        said = xorflow(*command, "--out", disk / "out")
+        _refused(said, "could not write", "No space left on device", "problems in")
+        assert not [*(disk / "out").glob(".*")]
+        (disk / "ballast").unlink()
+        assert xorflow(*command, "--out", disk / "out").code == 0
+        assert contents(disk / "out") == contents(tmp_path / "whole")
 
 
 def test_ray_that_is_not_installed_is_an_extra(
