@@ -9,35 +9,31 @@ import typer
 from rich.console import Console
 
 from research import results
-from research.command import RESULTS
+from research.command import RESULTS, Out, Rows
 from research.debd.study import find_sets, run_of, train_and_score
 from research.debd.table import write_debd
 from research.rows import picked
-from research.tables import terminal_table
+from research.tables import fixed, terminal_table
 
 EXAMPLES = ("debd --data debd --rows 'nltcs,d*' --seeds 1 --out runs/debd",)
 
 _Data = Annotated[
     Path, typer.Option(help="Folder of the sets, NAME.npz or NAME.ts.data; they are not ours to give away.")
 ]
-_Rows = Annotated[
-    str | None, typer.Option(help="Sets, with commas; * stands for any letters. By default all.")
-]
 _Seeds = Annotated[int, typer.Option(help="How many, from 0.")]
 _Minutes = Annotated[float, typer.Option(help="The budget of each run.")]
-_Out = Annotated[Path, typer.Option(help="Folder of the results.")]
 
 
 def debd(
     data: _Data,
-    rows: _Rows = None,
+    rows: Rows = None,
     seeds: _Seeds = 3,
     minutes: _Minutes = 2.0,
-    out: _Out = RESULTS / "debd",
+    out: Out = RESULTS / "debd",
 ) -> None:
     """Twenty binary tables: exact log-likelihoods with the default, beside the best published."""
     sets = find_sets(data)
-    names = [*sets] if rows is None else picked(rows, [*sets], "--rows names sets, which are")
+    names = picked(rows, [*sets], "--rows names sets, which are")
     console = Console(stderr=True)
     for seed in range(seeds):
         for name in names:
@@ -46,10 +42,7 @@ def debd(
                 train_and_score(sets[name], name, seed, minutes, out)
                 write_debd(out)
     table = write_debd(out)
-    shown = [
-        [row["set"], *(f"{row[key]:.3f}" if row[key] is not None else "–" for key in _SHOWN)]
-        for row in table["rows"]
-    ]
+    shown = [[row["set"], *(fixed(row[key], 3) for key in _SHOWN)] for row in table["rows"]]
     Console().print(terminal_table(f"set | >{' | >'.join(_SHOWN)}", shown))
 
 

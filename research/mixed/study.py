@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from research.mixed.cells import PARTS, Arrays, read_cells
-from research.results import exists, keep
+from research.results import Record, exists, keep
 from xorflow import UserError
 
 MODELS = OURS, LIGHTGBM, CHOW_LIU, MOSTLY = "xorflow", "LightGBM alone", "Chow-Liu tree", "mostlyai-engine"
@@ -46,7 +46,7 @@ def _fitted(model: str, cells: Path, mostlyai: Path) -> Arrays:
     return dict(np.load(path))
 
 
-def compared(rows: NDArray[Any], sizes: NDArray[Any], fitted: dict[str, Arrays]) -> list[dict[str, Any]]:
+def compared(rows: NDArray[Any], sizes: NDArray[Any], fitted: dict[str, Arrays]) -> list[Record]:
     """Of each model the log-likelihood of test rows, how much less it is than ours, its cost and its impossible rows."""
     first = np.cumsum(sizes) - sizes
     never = never_together(rows + first, sizes.sum())
