@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.text import Text
 
 from research.budgets import find_budget
-from research.display import Display, Planned
 from research.experiment import Experiment, Request
 from research.results import Record
 from research.rows import chosen
 from research.runner import Runner
 from research.tables import terminal_table
+from xorflow.cli.progress import Display, Planned
 from xorflow.training import Interrupted, Outcome
 
 RESULTS, WORK = Path("research/results"), Path("runs")

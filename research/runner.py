@@ -15,13 +15,13 @@ from typing import Any
 
 from research import results
 from research.budgets import PHASES, Phase, write_digits
-from research.display import Planned
 from research.experiment import Request, Trained
 from research.files import RunName, open_results, read_curves, read_finished, read_trained, require_same
 from research.results import Record
 from research.rows import VARIANTS, ComputedRow, TrainedRow
 from research.samples import draw_samples
 from xorflow import CheckpointError, ConfigError, UserError
+from xorflow.cli.progress import Planned
 from xorflow.data import Dataset
 from xorflow.training import (
     Job,

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from research import results
-from research.display import Display, Planned
 from research.estimators.files import Piece, open_study, read_named, refusal, write_plan
 from research.estimators.measure import Bench
 from research.estimators.models import StudyBudget, Subject, own_models, run_model
@@ -26,6 +25,7 @@ from research.estimators.statistics import LEAST_GROUPS
 from research.results import Record
 from research.rows import picked
 from xorflow import ConfigError, UserError
+from xorflow.cli.progress import Display, Planned
 from xorflow.training import Outcome, out_of_memory_as_error, resolve_device
 
 _LEAST_DRAWS = 2 * LEAST_GROUPS

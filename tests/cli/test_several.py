@@ -16,9 +16,9 @@ from rich.console import Console
 
 from command_line import SMALL, Command, finish, start
 from tiny_runs import DEEP, StopAt, assert_same_run, images_file, read, rows_file, tiny_options, train_run
-from xorflow.cli.several import Display, parse_seeds, plan, show_runs
+from xorflow.cli.several import parse_seeds, show_runs
 from xorflow.errors import ConfigError
-from xorflow.training import Interrupted, Options, Outcome
+from xorflow.training import Interrupted, Options
 
 FILES = {"config.json", "weights.index.json", "weights.safetensors", "metrics.jsonl", "result.json"}
 
@@ -233,41 +233,6 @@ def test_runs_end_with_the_command_and_go_on_with_it(
 
 
 # ---- what a person sees ----
-
-
-def outcome(job: Any, nll: float | None) -> Outcome:
-    if nll is None:
-        return Outcome(job, None, "broke")
-    return Outcome(job, {"test": {"nll": nll}}, None)
-
-
-@pytest.mark.parametrize("columns", [80, 120])
-def test_the_bar_shows_runs_done_time_left_and_the_last_outcome(tmp_path: Path, columns: int) -> None:
-    made = plan(tmp_path, {"a-name-that-is-long-[bold]": Options(epochs=3)}, range(12))
-    text = io.StringIO()
-    console = Console(file=text, width=columns, force_terminal=True, color_system=None)
-    with Display(console, tmp_path, made) as display:
-        display.on_outcome(outcome(made[0], 1234.567))
-        made[1].out.mkdir(parents=True)
-        (made[1].out / "metrics.jsonl").write_text("{}\n{}\n", encoding="utf-8")
-        assert display.runs_done() == 1.5
-        display.refresh()
-        display.on_outcome(outcome(made[2], None))
-        display.refresh()
-        display.on_stop()
-        display.refresh()
-    frames = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue()))
-    assert max(map(len, frames)) <= columns
-    assert any("runs 1/12" in frame and "left" in frame and "1234.57" in frame for frame in frames)
-    assert any("runs 2/12" in frame and "failed" in frame for frame in frames)
-    assert any("stopping: the runs are saving" in frame for frame in frames)
-
-
-def test_the_bar_is_silent_without_a_terminal(tmp_path: Path) -> None:
-    text = io.StringIO()
-    with Display(Console(file=text), tmp_path, plan(tmp_path, {"": Options()}, [0])) as display:
-        display.on_stop()
-    assert text.getvalue() == ""
 
 
 def test_the_tables_fit_80_columns(tmp_path: Path) -> None:

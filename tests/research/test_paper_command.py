@@ -1,7 +1,6 @@
 """`python -m research paper` as a person types it: all rows in the smallest budget, refusals, Ctrl-C, a killed run."""
 
 import io
-import json
 import os
 import re
 import shlex
@@ -13,17 +12,14 @@ import pytest
 from rich.console import Console
 
 from command_line import RESEARCH, Command, finish, start
-from research import display as progress
 from research.__main__ import main
 from research.command import show
 from research.depth.study import DEPTH
-from research.display import Display, Planned
 from research.experiment import Experiment
 from research.paper.rows import ROWS
 from research.paper.study import PAPER
 from research.strong.study import STRONG
 from tiny_runs import read
-from xorflow.training import Job, Options, Outcome
 
 SMOKE = ("paper", "--budget", "smoke", "--device", "cpu")
 
@@ -234,55 +230,6 @@ def test_a_killed_run_harms_no_other_and_is_made_by_the_next_command(
 
 
 # ---- what a person sees ----
-
-
-def planned(folder: Path) -> list[Planned]:
-    return [Planned(f"row-{n}.ours.seed0.select", folder / str(n), 5.0 * (n + 1), 4) for n in range(4)]
-
-
-def test_one_bar_for_all_with_runs_under_way_in_part(tmp_path: Path) -> None:
-    text = io.StringIO()
-    console = Console(file=text, width=100, force_terminal=True, color_system=None)
-    with Display(console, [*planned(tmp_path), Planned("a piece", tmp_path / "piece.json")]) as display:
-        done = Outcome(Job(Options(), tmp_path / "0", "row-0.ours.select"), {}, None)
-        display.on_outcome(done)
-        (tmp_path / "1").mkdir()
-        lines = "".join(json.dumps({"epoch": epoch, "train_nll": 9.0}) + "\n" for epoch in (1, 2))
-        (tmp_path / "1/metrics.jsonl").write_text(lines + '{"epo', encoding="utf-8")
-        display.on_done("a piece")
-        assert display.cost_done() == 5.0 + 10.0 * 2 / 5 + 1.0
-        display.refresh()
-        assert display.tasks[0].completed == display.cost_done()
-        display.on_stop()
-        display.refresh()
-    frames = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue())
-    assert "2 of 5" in frames
-    assert re.search(r"2 of 5 .* left .* a piece done", frames)
-    assert "stopping and saving" in frames
-    assert max(map(len, re.split(r"[\r\n]", frames))) <= 100
-
-
-@pytest.mark.parametrize("seconds", [0.0, 30.0])
-def test_without_a_terminal_there_is_a_line_now_and_then(
-    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "_LINE_SECONDS", seconds)
-    text = io.StringIO()
-    runs = planned(tmp_path)
-    with Display(Console(file=text), runs) as display:
-        display.on_stop()
-        assert text.getvalue() == ""
-        for run in runs:
-            display.on_outcome(Outcome(Job(Options(), run.place, run.name), {}, None))
-    lines = text.getvalue().splitlines()
-    if seconds:
-        assert lines == []
-        return
-    assert len(lines) == len(runs) > 1
-    assert re.fullmatch(
-        rf"1 of {len(runs)}: {re.escape(runs[0].name)} done, about \d+:\d\d:\d\d left", lines[0]
-    )
-    assert lines[-1] == f"{len(runs)} of {len(runs)}: {runs[-1].name} done"
 
 
 @pytest.mark.parametrize("experiment", [PAPER, DEPTH, STRONG], ids=lambda experiment: experiment.name)

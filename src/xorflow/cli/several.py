@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.console import Console
 from rich.text import Text
 
 from xorflow import training
-from xorflow._files import read_bytes, write_json
+from xorflow._files import write_json
+from xorflow.cli.progress import Display, Planned
 from xorflow.cli.runs import plain_table
 from xorflow.cli.sample import write_samples
 from xorflow.errors import ConfigError, in_one_line
@@ -35,7 +34,10 @@ def train(jobs: Sequence[Job], out: Path, workers: int, *, resume: bool, again: 
 
 
 def _train(jobs: Sequence[Job], out: Path, workers: int, again: str) -> None:
-    display = Display(Console(stderr=True), out, jobs)
+    planned = [
+        Planned(job.out.relative_to(out).as_posix(), job.out, epochs=job.options.epochs) for job in jobs
+    ]
+    display = Display(Console(stderr=True), planned)
     try:
         with display:
             training.run_jobs(jobs, workers, display, finish=_add_samples)
@@ -180,72 +182,6 @@ def _checked_name(name: object, others: Mapping[str, Options]) -> str:
 
 
 # ---- what a person sees ----
-
-_SPEED_SECONDS = 900.0
-"""How far back the estimate of the time left goes: a run may be minutes between two epochs."""
-
-
-class Display(Progress):
-    """One progress bar for all runs, with the time left and the last outcome; silent where there is no terminal."""
-
-    def __init__(self, console: Console, out: Path, jobs: Sequence[Job]) -> None:
-        self.outcomes: list[Outcome] = []
-        self.stopping = False
-        self._out, self._jobs = out, jobs
-        last = Column(no_wrap=True, overflow="ellipsis", max_width=30)
-        super().__init__(
-            TextColumn("[bold]runs {task.fields[done]}/{task.total:.0f}"),
-            BarColumn(bar_width=None),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[status]}", markup=False, table_column=last),
-            console=console,
-            disable=not console.is_terminal,
-            expand=True,
-            transient=True,
-            refresh_per_second=2,
-            speed_estimate_period=_SPEED_SECONDS,
-        )
-        self._task = self.add_task("runs", total=len(jobs), done=0, status="")
-        # the speed is counted from the first change on: from here, with what was done before left out
-        self.update(self._task, completed=self.runs_done() + 1e-9)
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        if self.tasks:
-            self.update(self._task, completed=self.runs_done())
-        return super().get_renderables()
-
-    def on_outcome(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
-        label = outcome.job.out.relative_to(self._out).as_posix()
-        self.update(self._task, done=len(self.outcomes), status=f"{_headline(outcome)} {label}")
-
-    def on_stop(self) -> None:
-        self.stopping = True
-        self.update(self._task, status="stopping: the runs are saving")
-
-    def runs_done(self) -> float:
-        """How many runs are done, those under way in part: by the epochs in their metrics, however they are run."""
-        finished = {outcome.job.out for outcome in self.outcomes}
-        return sum(1.0 if job.out in finished else _part_done(job) for job in self._jobs)
-
-
-def _part_done(job: Job) -> float:
-    if os.path.exists(job.out / "result.json"):
-        return 1.0
-    try:
-        epochs = read_bytes(job.out / "metrics.jsonl").count(b"\n")
-    except OSError:
-        return 0.0
-    return epochs / (job.options.epochs + 1)  # the last evaluation counts as one
-
-
-def _headline(outcome: Outcome) -> str:
-    if outcome.result is None:
-        return "failed"
-    part = outcome.result.get("test") or outcome.result.get("validation")
-    return f"{part['nll']:.2f}" if part else "done"
 
 
 def show_runs(console: Console, out: Path, summary: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees while work goes on: one bar for all of it, with the time left and what was done last."""
+"""What a person sees while much work goes on: one bar for all of it, with the time left and what was done last."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
-from xorflow.training import Outcome, read_metrics
+from xorflow._files import read_bytes
+from xorflow.training import Outcome
+
+__all__ = ["Display", "Planned"]
 
 _LINE_SECONDS = 30.0
 """Without a terminal, how long at least there is between two lines: what takes seconds says nothing."""
@@ -22,7 +25,7 @@ _SPEED_SECONDS = 900.0
 
 @dataclass(frozen=True)
 class Planned:
-    """Work that is still to be done.
+    """Work that is to be done.
 
     Attributes:
         name: of its own.
@@ -46,9 +49,11 @@ class Display(Progress):
     def __init__(self, console: Console, planned: Sequence[Planned]) -> None:
         self._planned, self._said = planned, time.monotonic()
         self._done: set[str] = set()
+        self.outcomes: list[Outcome] = []
+        self.stopping = False
         last = Column(no_wrap=True, overflow="ellipsis", max_width=40)
         super().__init__(
-            TextColumn("{task.description}"),
+            TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
             TimeElapsedColumn(),
             TextColumn("left"),
@@ -72,13 +77,14 @@ class Display(Progress):
         return super().get_renderables()
 
     def on_outcome(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
         name = next((work.name for work in self._planned if work.place == outcome.job.out), outcome.job.name)
-        self.on_done(name, "failed" if outcome.error else "done")
+        self.on_done(name, _headline(outcome))
 
     def on_done(self, name: str, how: str = "done") -> None:
         """Something that was planned has come to its end."""
         self._done.add(name)
-        news = f"{name} {how}"
+        news = f"{how} {name}"
         self.update(self._bar, completed=self.cost_done(), description=self._count(), news=news)
         if self.disable and time.monotonic() - self._said >= _LINE_SECONDS:
             self._said, seconds = time.monotonic(), self.tasks[self._bar].time_remaining
@@ -88,6 +94,7 @@ class Display(Progress):
             )
 
     def on_stop(self) -> None:
+        self.stopping = True
         self.update(self._bar, news="stopping and saving")
 
     def cost_done(self) -> float:
@@ -101,8 +108,17 @@ class Display(Progress):
 
 
 def _share_done(work: Planned) -> float:
-    """How much of a run is done; its evaluation counts as one epoch."""
+    """How much of a run is done, by the epochs in its metrics; its evaluation counts as one."""
     try:
-        return read_metrics(work.place / "metrics.jsonl")[-1]["epoch"] / (work.epochs + 1)
-    except (OSError, IndexError):
+        epochs = read_bytes(work.place / "metrics.jsonl").count(b"\n")
+    except OSError:
         return 0.0
+    return epochs / (work.epochs + 1)
+
+
+def _headline(outcome: Outcome) -> str:
+    """The likelihood of a run on test data, if there is one."""
+    if outcome.result is None:
+        return "failed"
+    part = outcome.result.get("test") or outcome.result.get("validation")
+    return f"{part['nll']:.2f}" if part else "done"
