@@ -76,9 +76,10 @@ oldest:
 demo: install
 	$(BIN)/xorflow train --out runs/demo $(if $(wildcard runs/demo/config.json),--resume)
 
-# tables in documents come from the records in research/results
+# tables in documents come from the records in research/results, and from the declarations of options
 docs: install
 	$(BIN)/python -m research docs
+	$(BIN)/python -m docs.options
 
 # speed of this machine, NAME=... names it: benchmarks/results, and docs/performance.md
 bench: install

@@ -16,7 +16,7 @@ from xorflow.data import Split
 from xorflow.training import CONDITIONERS, POSTERIORS, Options, Registry
 
 Phase = Literal["select", "final"]
-PHASES: tuple[Phase, ...] = ("select", "final")
+PHASES = ("select", "final")
 """Choose the best epoch and seed on validation data; then train the frozen recipe on these data too."""
 
 
@@ -87,7 +87,7 @@ def _narrow(options: Options, width: int, epochs: int) -> dict[str, Any]:
 
 _DIGITS, _DIGITS_TEST, _DIGITS_SIDE, _DIGITS_MARGIN = 360, 100, 8, 6
 
-BUDGETS: tuple[Budget, ...] = (
+BUDGETS = (
     Budget(
         name="smoke",
         description="Smoke test on a few hundred digits of 8 x 8 pixels: that everything runs, and nothing about the models.",

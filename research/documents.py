@@ -10,13 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from research import option_tables
 from research.debd.table import debd_table
 from research.depth.table import part_table
 from research.estimators.training_table import objective_table
 from research.mixed.table import mixed_table
 from research.paper import table as paper
-from research.paper.published import PAPER_TABLE
+from research.paper.rows import PAPER_TABLE
 from research.results import Record, parsed, write_bytes
 from research.strong.table import strong_tables
 from research.tables import markdown_table
@@ -93,7 +92,6 @@ DOCUMENTS: dict[str, dict[str, Block]] = {
         )
         for base in ("fixed", "learned")
     },
-    "docs/options.md": option_tables.BLOCKS,
     "docs/tables.md": {
         "debd": _of("debd/table.json", debd_table),
         "mixed": _of("mixed/table.json", mixed_table),

@@ -102,11 +102,6 @@ def parsed(path: Path) -> Record:
 # ---- the pack ----
 
 
-def migrated(record: Record) -> Record:
-    """A packed record as the rows of now would write it: the place where names that change are mapped; figures never are."""
-    return record
-
-
 def pack(folder: Path) -> None:
     """Put all records of a study into its one file, and remove theirs; the same records make the same bytes."""
     loose = {_key(path): path for path in folder.glob("**/*.json") if _is_record(path, folder)}
@@ -156,7 +151,7 @@ def _unpacked(path: Path, changed: int) -> dict[str, Record]:
     del changed  # a part of the key of the cache: a file that was written anew is read anew
     try:
         lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-        return {entry["file"]: migrated(entry["record"]) for entry in map(json.loads, lines)}
+        return {entry["file"]: entry["record"] for entry in map(json.loads, lines)}
     except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__} {error}); restore it") from None
 

@@ -11,7 +11,7 @@ from xorflow import ConfigError
 from xorflow.training import Options
 
 Variant = Literal["ours", "improved"]
-VARIANTS: tuple[Variant, ...] = ("ours", "improved")
+VARIANTS = ("ours", "improved")
 Recipe = Mapping[str, Any]
 """Training options, by name; what is left out has its default."""
 

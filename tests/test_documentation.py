@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import xorflow as xf
+from docs.options import filled
 from research.__main__ import main as research
 from tiny_runs import people_file
 from xorflow.cli import main
@@ -154,6 +155,11 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     for path in (ROOT / "docs").glob("*.md"):
         assert path.name == "README.md" or f"]({path.name})" in index
+
+
+def test_the_page_of_options_has_all_of_them_as_they_are_declared() -> None:
+    page = (ROOT / "docs/options.md").read_text(encoding="utf-8")
+    assert page == filled(page), "run: make docs"
 
 
 def test_options_named_in_the_text_exist(xorflow_help: str) -> None:

@@ -48,4 +48,4 @@ def _rows() -> Iterator[DepthRow]:
             yield DepthRow(**entry | names, recipes={"ours": recipe})
 
 
-DEPTH_ROWS: tuple[DepthRow, ...] = tuple(_rows())
+DEPTH_ROWS = tuple(_rows())

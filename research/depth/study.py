@@ -7,8 +7,7 @@ from research.depth.rows import DEPTH_ROWS, DepthRow
 from research.depth.score import score
 from research.depth.table import write_depth
 from research.experiment import Experiment
-from research.paper.published import PAPER_TABLE
-from research.paper.rows import REFERENCES
+from research.paper.rows import PAPER_TABLE, REFERENCES
 from research.paper.score import compute
 from research.results import Record
 from research.tables import fixed, marked

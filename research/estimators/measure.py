@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from research.estimators.cost import counted_passes, milliseconds, repeatable
-from research.estimators.objectives import description
-from research.estimators.oracles import Oracle, find_oracle
+from research.estimators.oracles import Oracle, description, find_oracle
 from research.estimators.statistics import CHANCE, Stream, figures, groups_of, rounded
 from research.results import Record
 from xorflow import LatentFlow

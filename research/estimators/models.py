@@ -63,7 +63,7 @@ class StudyBudget:
     points: tuple[str, ...] = POINTS
 
 
-STUDY_BUDGETS: tuple[StudyBudget, ...] = (
+STUDY_BUDGETS = (
     StudyBudget(
         "smoke",
         "Smoke test on a few hundred digits of 8 x 8 pixels: that everything runs, and nothing about the estimators.",

@@ -11,7 +11,7 @@ from xorflow.training import build_estimator
 POINTS = ("start", "middle", "converged")
 """Of training, at which models are studied."""
 
-PAPER_CONTROLS: tuple[str, ...] = (
+PAPER_CONTROLS = (
     "score-function",
     "score-function:baseline=greedy",
     "score-function:baseline=sampled",
@@ -24,7 +24,7 @@ REFERENCES: dict[str, tuple[str, ...]] = {
 }
 """By what draws the choices: the paper's control variates, the best of which others are measured by."""
 
-_ANY_DEPTH: tuple[str, ...] = (
+_ANY_DEPTH = (
     "maximum-likelihood",
     "straight-through",
     "score-function:baseline=none",
@@ -50,8 +50,8 @@ _ANY_DEPTH: tuple[str, ...] = (
     "proposal-prefix",
     "proposal-prefix:sum_last=true",
 )
-_ONE_LAYER: tuple[str, ...] = ("analytic",)
-_SEVERAL_LAYERS: tuple[str, ...] = (
+_ONE_LAYER = ("analytic",)
+_SEVERAL_LAYERS = (
     "score-function:credit=impatient",
     "score-function:sum_last=true",
     "score-function:baseline=leave-one-out,samples=4,sum_last=true",
@@ -61,7 +61,7 @@ _SEVERAL_LAYERS: tuple[str, ...] = (
     "rebar:sum_last=true",
     "relax:sum_last=true",
 )
-_POSTERIOR: tuple[str, ...] = (
+_POSTERIOR = (
     "score-function:objective=elbo,baseline=none",
     "score-function:objective=elbo",
     "score-function:objective=elbo,baseline=greedy",
@@ -73,12 +73,12 @@ _POSTERIOR: tuple[str, ...] = (
     "vimco:samples=2,proposal=q",
     "vimco:samples=4,proposal=q",
 )
-_POSTERIOR_OF_SEVERAL: tuple[str, ...] = (
+_POSTERIOR_OF_SEVERAL = (
     "score-function:objective=elbo,credit=impatient",
     "vimco:samples=4,proposal=q,sum_last=true",
 )
-_THREE_LAYERS: tuple[str, ...] = ("disarm:sum_last=true,common=true",)
-_POSTERIOR_OF_THREE: tuple[str, ...] = ("score-function:objective=elbo,credit=local-divergence",)
+_THREE_LAYERS = ("disarm:sum_last=true,common=true",)
+_POSTERIOR_OF_THREE = ("score-function:objective=elbo,credit=local-divergence",)
 """With fewer layers these are the same as without their last option."""
 
 

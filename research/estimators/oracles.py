@@ -6,14 +6,25 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from research.estimators.objectives import averaging_estimator, closed_form
-from research.estimators.plain_bound import PlainBound
 from xorflow import Intractable, LatentFlow
-from xorflow.estimators import Estimator, Part, Target
+from xorflow.estimators import (
+    ELBO,
+    VIMCO,
+    Analytic,
+    Bound,
+    Estimator,
+    LeaveOneOut,
+    Loss,
+    MaximumLikelihood,
+    Part,
+    ScoreFunction,
+    Target,
+)
 from xorflow.training import ESTIMATORS
 
 ENUMERATION_LIMIT = 2**18
@@ -163,3 +174,103 @@ def _bound_of_several(log_u: Tensor, log_w: Tensor, samples: int) -> Tensor:
     index = index.reshape(-1, samples)
     bound = torch.logsumexp(log_w[index], -1) - math.log(samples)
     return (log_u[index].sum(-1).exp() * bound).sum()
+
+
+# ---- what stands for an objective ----
+
+_BOUNDS = {
+    "bound": "special-case bound",
+    "elbo": "evidence lower bound",
+    "log-likelihood": "log-likelihood",
+    "summed": "bound with the last layer summed out",
+}
+
+
+def description(target: Target) -> str:
+    """What tables call it."""
+    if target.kind == "importance":
+        source = "the posterior" if target.proposal == "q" else "the generator"
+        summed = ", the last layer summed out" if target.sum_last else ""
+        return f"bound of {target.samples} samples from {source}{summed}"
+    bound = _BOUNDS[target.kind]
+    return f"{bound}, {target.entropy:g} times the entropy added" if target.entropy else bound
+
+
+def averaging_estimator(target: Target, samples: int) -> Estimator | None:
+    """An unbiased estimator whose mean over many draws serves as oracle; None if none is known.
+
+    Where the last layer is summed out, its gradient is in closed form given the layers before, and needs no score. A bound of
+    several samples is estimated by whole sets of them, which share nothing with what is judged by their mean.
+    """
+    if target.kind == "bound":
+        objective = Bound(target.entropy, earlier=target.earlier)
+        return ScoreFunction(objective, baseline=LeaveOneOut(samples), sum_last=True)
+    if target.kind == "elbo":
+        return ScoreFunction(ELBO(), baseline=LeaveOneOut(samples), sum_last=True)
+    if target.kind == "summed":
+        return MaximumLikelihood(samples)
+    if target.kind == "importance":
+        return PlainBound(samples, target.samples, target.proposal, target.sum_last)
+    return None
+
+
+def closed_form(target: Target) -> Estimator | None:
+    """At depth 1, what has the target's gradient without drawing anything; None for bounds of several samples."""
+    if target.kind == "bound":
+        return Analytic(Bound(target.entropy))
+    if target.kind == "elbo":
+        return Analytic(ELBO())
+    return MaximumLikelihood() if target.kind == "log-likelihood" else None
+
+
+class PlainBound(Estimator):
+    r"""The bound :math:`L_K` of K samples, by whole sets of them.
+
+    .. math:: S = \frac1M \sum_m \hat L_m + \mathrm{sg}\Big[\hat L_m - \tfrac{1}{M-1} \sum_{n \ne m} \hat L_n\Big]
+              \sum_k \log q(u_{mk} \mid x), \qquad \hat L_m = \log \tfrac1K \sum_k w_{mk}.
+
+    Unbiased for the gradient of :math:`L_K`: the other sets are independent of a set's choices. No sample has a control
+    variate of its own: with VIMCO, which is measured by it, it shares the weights and no more.
+
+    Args:
+        sets: M, at least 2.
+        samples: K, of each set.
+        proposal: `p`, the generator, or `q`, the posterior.
+        sum_last: sum the last layer out.
+    """
+
+    def __init__(
+        self, sets: int, samples: int, proposal: Literal["p", "q"] = "p", sum_last: bool = False
+    ) -> None:
+        super().__init__()
+        self.sets, self.samples = sets, samples
+        self._judged = VIMCO(samples, proposal, sum_last)
+
+    @property
+    def description(self) -> str:
+        return f"a plain score function with {self.sets} sets of samples"
+
+    def config(self) -> dict[str, Any]:
+        return {"sets": self.sets} | self._judged.config()
+
+    def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int] | None:
+        one = self._judged.noise_shape(flow)
+        return None if one is None else (self.sets * self.samples, *one[1:])
+
+    def check(self, flow: LatentFlow) -> None:
+        self._judged.check(flow)
+
+    def not_capturable(self, flow: LatentFlow) -> str | None:
+        return self._judged.not_capturable(flow)
+
+    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+        assert draws is not None  # with nothing to draw, the bound is the likelihood, in closed form
+        log_w, score = self._judged.weigh(flow, x, context, draws)  # (M K, B)
+        bounds = torch.logsumexp(self._by_set(log_w), 1) - math.log(self.samples)  # (M, B)
+        known = bounds.detach()
+        signal = known - (known.sum(0) - known) / (self.sets - 1)
+        surrogate = bounds + signal * self._by_set(score).sum(1)
+        return Loss(surrogate=-surrogate.mean(), bound=bounds.detach().mean())
+
+    def _by_set(self, values: Tensor) -> Tensor:
+        return values.unflatten(0, (self.sets, self.samples))  # (M, K, B)

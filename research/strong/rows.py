@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from research.budgets import BUDGETS, Budget
+from research.budgets import BUDGETS
 from research.rows import ComputedRow, TrainedRow
 
 
@@ -27,7 +27,7 @@ def _row(id: str, title: str, named: str, seeds: int = 1) -> TrainedRow:
     return TrainedRow(id, title, {"ours": {"recipe": named}}, seeds=seeds)
 
 
-STRONG_ROWS: tuple[TrainedRow, ...] = (
+STRONG_ROWS = (
     _row("made", "MADE, one hidden layer of 1,024", "demo"),
     _row("made-strong", "MADE, two hidden layers of 4,096", "made-strong"),
     _row("recurrent", "recurrent network", "recurrent"),
@@ -45,7 +45,7 @@ STRONG_ROWS: tuple[TrainedRow, ...] = (
         seeds=2,
     ),
 )
-MIXED_ROWS: tuple[MixedRow, ...] = (
+MIXED_ROWS = (
     MixedRow(
         "transformer-mixed",
         "four causal transformers: both seeds of the two, all mixed",
@@ -55,7 +55,7 @@ MIXED_ROWS: tuple[MixedRow, ...] = (
 
 
 _SMOKE, _QUICK, _FULL = (replace(budget, seeds=2, samples=1) for budget in BUDGETS)
-STRONG_BUDGETS: tuple[Budget, ...] = (
+STRONG_BUDGETS = (
     _SMOKE,
     _QUICK,
     replace(_FULL, description="Every recipe as it stands."),

@@ -1,6 +1,6 @@
 """The paper's table, number by number."""
 
-from research.paper.published import PAPER_TABLE
+from research.paper.rows import PAPER_TABLE
 from xorflow.cli.train import PAPER_NLL
 
 

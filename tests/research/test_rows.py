@@ -3,8 +3,7 @@
 import pytest
 
 from research.budgets import BUDGETS, find_budget
-from research.paper.published import PAPER_TABLE
-from research.paper.rows import REFERENCES, ROWS
+from research.paper.rows import PAPER_TABLE, REFERENCES, ROWS
 from research.rows import VARIANTS, chosen
 from xorflow.errors import ConfigError
 from xorflow.training import build_estimator

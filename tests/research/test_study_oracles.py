@@ -23,9 +23,7 @@ from expectations import (
 )
 from research.estimators import oracles as study_oracles
 from research.estimators.measure import Bench
-from research.estimators.objectives import closed_form, description
-from research.estimators.oracles import enumerated_value, require_oracle
-from research.estimators.plain_bound import PlainBound
+from research.estimators.oracles import PlainBound, closed_form, description, enumerated_value, require_oracle
 from research.estimators.statistics import mean_of_pairs
 from xorflow import LatentFlow
 from xorflow.data import Batch

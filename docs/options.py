@@ -1,14 +1,14 @@
-"""The tables of docs/options.md, from the declarations of options and the constructors that their values call."""
+"""`python -m docs.options`: the tables of options.md, from the declarations of options and the constructors of their values."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
+from research.documents import fill
 from research.tables import markdown_table
 from xorflow.training import (
     BASES,
@@ -26,9 +26,8 @@ _UNLIMITED = 2**31
 """What a count is always below; a page need not say it, nor that a count is at least 0 or 1."""
 
 
-def group_block(folder: Path, group: str) -> str:
+def group_table(group: str) -> str:
     """The options of a group; what holds of all options of data or of a model stands above the table."""
-    del folder
     rows = []
     for name, option in OPTIONS.items():
         if option.group == group:
@@ -47,9 +46,8 @@ def group_block(folder: Path, group: str) -> str:
     return markdown_table("option and default | meaning", rows)
 
 
-def names_block(folder: Path, registry: Registry) -> str:
+def names_table(registry: Registry) -> str:
     """What a text may name, with the settings of each constructor, explained where they come first."""
-    del folder
     rows, explained = [], set[tuple[str, str]]()
     for name in registry:
         known = registry is ESTIMATORS or (registry is POSTERIORS and name in CONDITIONERS)
@@ -79,12 +77,16 @@ def _meanings(maker: Callable[..., object]) -> dict[str, str]:
     return {name: meaning.rstrip(".").replace("|", "\\|") for name, meaning in meanings.items()}
 
 
-_GROUPS = ("Data", "Model", "Training", "Run")
-BLOCKS = {
-    **{group.lower(): functools.partial(group_block, group=group) for group in _GROUPS},
-    **{
-        f"{registry.what}s": functools.partial(names_block, registry=registry)
-        for registry in (CONDITIONERS, POSTERIORS, TRANSFORMS, BASES, ESTIMATORS, *ESTIMATORS.inner.values())
-    },
-}
-"""By name."""
+def filled(text: str) -> str:
+    """The page with its tables of now."""
+    tables = {group.lower(): group_table(group) for group in ("Data", "Model", "Training", "Run")}
+    for registry in (CONDITIONERS, POSTERIORS, TRANSFORMS, BASES, ESTIMATORS, *ESTIMATORS.inner.values()):
+        tables[f"{registry.what}s"] = names_table(registry)
+    for name, table in tables.items():
+        text = fill(text, name, table)
+    return text
+
+
+if __name__ == "__main__":
+    page = Path(__file__).with_suffix(".md")
+    page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
