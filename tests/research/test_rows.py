@@ -5,6 +5,7 @@ import pytest
 from research.budgets import BUDGETS, find_budget
 from research.paper.rows import PAPER_TABLE, REFERENCES, ROWS
 from research.rows import VARIANTS, chosen
+from xorflow.cli.train import PAPER_NLL
 from xorflow.errors import ConfigError
 from xorflow.training import build_estimator
 
@@ -74,3 +75,27 @@ def test_budgets() -> None:
     assert "not converged" in find_budget("quick").description
     with pytest.raises(ConfigError, match="--budget is one of smoke, quick, full; got 'huge'"):
         find_budget("huge")
+
+
+# ---- the paper's table, number by number ----
+
+
+def test_the_numbers_are_the_papers() -> None:
+    straight = {row.depth: row.nll for row in PAPER_TABLE if row.title == "straight-through"}
+    assert straight == {1: 222.1, 2: 211.2, 4: 205.6, 8: 209.1}
+    latent = {row.id: (row.nll, row.greedy) for row in PAPER_TABLE if row.title != "straight-through"}
+    assert latent == {
+        "sfe-posterior-greedy": (293.7, 205.3),
+        "sfe-posterior-running": (242.4, 207.3),
+        "sfe-special-greedy": (267.9, 267.7),
+        "sfe-special-running": (190.1, 189.6),
+    }
+    assert all(row.greedy is None for row in PAPER_TABLE if row.title == "straight-through")
+
+
+def test_the_best_is_what_the_command_line_shows() -> None:
+    assert min(row.nll for row in PAPER_TABLE) == PAPER_NLL
+
+
+def test_ids_are_unique() -> None:
+    assert len({row.id for row in PAPER_TABLE}) == len(PAPER_TABLE) == 8

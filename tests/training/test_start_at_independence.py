@@ -11,7 +11,7 @@ from xorflow import evaluate
 from xorflow.data import Dataset, Split
 from xorflow.errors import ConfigError, ModelError
 from xorflow.flows import LatentFlow
-from xorflow.training import Options
+from xorflow.training import Options, build_flow, init_from_data
 from xorflow.training.build import category_frequencies
 from xorflow.training.run import initialised_flow
 
@@ -113,3 +113,15 @@ def test_the_start_is_near_the_best_constant_model(
         network == "own" and posterior in ("linear", "diagonal")
     )
     assert bool(begun) != refused
+
+
+# ---- the base that couplings leave the frequencies to, where features have different numbers of categories ----
+
+
+def test_a_learned_base_of_unequal_categories_begins_finite() -> None:
+    sizes = (2, 5, 3)
+    values = torch.stack([torch.arange(30) % k for k in sizes], 1).to(torch.uint8)
+    data = Dataset("rows", Split(values), None, None, sizes)
+    flow = build_flow(Options(layers=2, conditioner="coupling:hidden=4"), data)
+    init_from_data(flow, data.train)
+    assert all(bool(weight.isfinite().all()) for weight in flow.parameters())
