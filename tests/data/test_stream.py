@@ -170,7 +170,7 @@ def test_what_is_refused(rows: Path, tmp_path_factory: pytest.TempPathFactory) -
 def test_the_recipe_auto_has_all_rows_in_memory(rows: Path) -> None:
     from xorflow import auto_fit
 
-    with pytest.raises(ConfigError, match="choose a conditioner, or stream=never"):
+    with pytest.raises(ConfigError, match="it has all rows in memory, and these are read from their files"):
         auto_fit(streamed(rows))
 
 
