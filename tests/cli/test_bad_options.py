@@ -115,7 +115,7 @@ def test_labels_are_of_mnist_only(xorflow: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("sample RUN --count 0", "Invalid value for '--count'"),
+        ("sample RUN --count x", "got 'x'; see xorflow sample --help"),
         ("sample RUN --seed -1", "Invalid value for '--seed'"),
         ("sample RUN --flow backwards", "'backwards' is not one of 'latent', 'deterministic', 'refitted'"),
         (
@@ -144,7 +144,7 @@ def test_labels_are_of_mnist_only(xorflow: Command, tmp_path: Path) -> None:
         ("score RUN --data DATA --out x.txt", "--out is a .csv or .npy file for this run; got 'x.txt'"),
         ("score RUN --data DATA --flow up", "'up' is not one of 'latent', 'deterministic'"),
         ("score RUN --data none.csv", "none.csv"),
-        ("dance", "No such command 'dance'"),
+        ("dance", "No such command 'dance'; see xorflow --help"),
     ],
 )
 def test_reading_commands(

@@ -153,12 +153,16 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _message(error: Any) -> str:
-    """What the parser says; of an option of a run that is no flag, how it is given."""
-    if type(error).__name__ != "NoSuchOption" or error.ctx.info_name != "train":
-        return error.format_message()
-    from xorflow.training.config import hint
+    """What the parser says, what came, and where more is said; of an option of a run that is no flag, how it is given."""
+    if type(error).__name__ == "NoSuchOption" and error.ctx.info_name == "train":
+        from xorflow.training.config import hint
 
-    return f"No such option: {error.option_name}; {hint(error.option_name.strip('-').replace('-', '_'))}"
+        return f"No such option: {error.option_name}; {hint(error.option_name.strip('-').replace('-', '_'))}"
+    said = error.format_message().rstrip(".")
+    if error.__cause__ is not None:  # newer versions of typer check values by pydantic, and leave out what came
+        said += f"; got {error.__cause__.errors()[0]['input']!r}"
+    command = "xorflow" if error.ctx is None else error.ctx.command_path
+    return f"{said}; see {command} --help"
 
 
 def _fail(message: str) -> int:
