@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import matplotlib.image  # noqa: F401  # Ctrl-C in an import leaves half a module behind
 import torch
 
 from attack.doors import DOORS

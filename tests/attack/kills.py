@@ -25,6 +25,9 @@ MODELS: dict[str, Mapping[str, Any]] = {
     "coupling": COUPLING,
 }
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+_PATIENT = 600
+"""Seconds, of a machine that is busy."""
+
 _EPOCHS = 40
 """So that a run takes a second or two once it has begun, and most kills find it in training."""
 
@@ -57,7 +60,7 @@ class Kills:
             _wait_until_begun(process, run)
             time.sleep(self.chance.uniform(0, 0.6))
             process.send_signal(number)
-            ended = finish(process)
+            ended = finish(process, _PATIENT)
             self.landed[number.name] += ended.code != 0
             polite = ended.code in (
                 130,
@@ -67,7 +70,7 @@ class Kills:
             require(polite and "Traceback" not in ended.err, "kill", f"{number.name}: {ended}")
             self.tried += 1
             process = start(*(resume if (run / "config.json").exists() else begin))
-        last = finish(process)
+        last = finish(process, _PATIENT)
         require(last.code == 0 and last.err == "", "kill", f"the last one: {last}")
         assert_same_run(run, whole)
         self.identical += kills
@@ -81,7 +84,7 @@ class Kills:
         first = start(*begin)
         _wait_until_begun(first, run)
         second = start("train", "--out", run, "--resume", "--set", "checkpoint_seconds=0")
-        both = [finish(first), finish(second)]
+        both = [finish(first, _PATIENT), finish(second, _PATIENT)]
         require(both[0].code == 0, "two", f"the first: {both[0]}")
         # the second begins when the first has just ended, at times, and then it shows the result
         require(
@@ -101,15 +104,14 @@ class Kills:
         with suppress(OSError), ballast.open("wb", buffering=0) as stream:
             while stream.write(bytes(512)):
                 pass
-        ended = finish(process)
+        ended = finish(process, _PATIENT)
         ballast.unlink()
         if ended.code != 0:
             self.full += 1
             said = ended.refused()
             require("No space left on device" in said, "full disk", said)
-        ended = finish(
-            start(*(("train", "--out", run, "--resume") if (run / "config.json").exists() else begin))
-        )
+        again = ("train", "--out", run, "--resume") if (run / "config.json").exists() else begin
+        ended = finish(start(*again), _PATIENT)
         require(ended.code == 0, "full disk", f"with room again: {ended}")
         assert_same_run(run, whole)
         left = [path.name for path in run.rglob("*.tmp")]

@@ -116,6 +116,15 @@ def test_what_no_table_has(tmp_path: Path) -> None:
         write_table(tmp_path / "x.txt", TABLE, {})
 
 
+@pytest.mark.parametrize("suffix", [".feather", ".parquet"])
+def test_a_name_of_a_column_that_is_no_text_is_damage(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    write_table(path, pa.table({"the name": [1, 2], "b": [3, 4]}), {})
+    path.write_bytes(path.read_bytes().replace(b"the name", b"\xf8he name"))
+    with pytest.raises(DataError, match="truncated, damaged or another format"):
+        open_table(path)
+
+
 def test_slices_of_texts_are_emptied_and_not_damaged():
     cells = pa.array(["header", "10", "NA"])[1:]
     assert emptied(cells, pa.array([False, True])).to_pylist() == ["10", None]

@@ -159,7 +159,9 @@ def _message(error: Any) -> str:
 
         return f"No such option: {error.option_name}; {hint(error.option_name.strip('-').replace('-', '_'))}"
     said = error.format_message().rstrip(".")
-    if error.__cause__ is not None:  # newer versions of typer check values by pydantic, and leave out what came
+    if (
+        error.__cause__ is not None
+    ):  # newer versions of typer check values by pydantic, and leave out what came
         said += f"; got {error.__cause__.errors()[0]['input']!r}"
     command = "xorflow" if error.ctx is None else error.ctx.command_path
     return f"{said}; see {command} --help"

@@ -156,8 +156,8 @@ def _of_text(file: Delimited) -> Source:
 
 def _of_parquet(path: Path) -> Source:
     with parquet_file(path) as file:
-        schema = file.schema_arrow
-    types = _checked(_fields(schema), str(path))
+        fields = _fields(file.schema_arrow)
+    types = _checked(fields, str(path))
     return Source(str(path), types, False, {"format": "parquet"}, partial(parquet_batches, path))
 
 
@@ -205,9 +205,9 @@ def _of_feather(path: Path) -> Source:
                 yield batch
 
     with _told(path), pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
-        schema = reader.schema
+        fields = _fields(reader.schema)
     layout = {"format": path.suffix.lower().removeprefix(".")}
-    return Source(str(path), _checked(_fields(schema), str(path)), False, layout, read)
+    return Source(str(path), _checked(fields, str(path)), False, layout, read)
 
 
 def _of_table(table: pa.Table | pa.RecordBatch, label: str, layout: Mapping[str, Any]) -> Source:
@@ -256,7 +256,7 @@ def _told(path: Path) -> Iterator[None]:
     """What pyarrow finds wrong in a file, as what to do."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of names that are no text
         raise DataError(
             f"{path} cannot be read as {path.suffix[1:]} ({error}); it is truncated, damaged or another format"
         ) from None
