@@ -204,10 +204,15 @@ def test_folders_that_are_not_ours_stay_as_they_are(
     _refused(xorflow(*command, tmp_path / "file"), "is a file")
     _refused(xorflow(*command, many), "never holds what the command reads")
     _refused(xorflow(*command, people / "run"), "is not empty")
-    _refused(xorflow(*command, tmp_path / "out", "--force"), "--force is for one file")
+    _refused(
+        xorflow(*command, tmp_path / "out", "--force"), "--force would have no effect where --out is a folder"
+    )
     one = ("score", people / "run", "--data", many / "6.csv", "--jobs", "2")
-    _refused(xorflow(*one), "--jobs and --engine are for many files")
-    _refused(xorflow("sample", people / "run", "--jobs", "2"), "--jobs and --engine are for many files")
+    _refused(xorflow(*one), "--jobs would have no effect where --out is no folder")
+    _refused(
+        xorflow("sample", people / "run", "--jobs", "2"),
+        "--jobs would have no effect where --out is no folder",
+    )
     _refused(
         xorflow("sample", people / "run", "--out", tmp_path / "out", "--flow", "refitted"),
         "refitted base needs",

@@ -59,12 +59,12 @@ def test_the_command_with_a_killed_worker_makes_the_files_of_processes(world: Wo
     assert score(world, tmp_path / "whole", "--jobs", "1").code == 0
     out = tmp_path / "out"
     process = start("score", world.run, "--data", world.rows, "--out", out, "--engine", "ray", "--jobs", "2")
-    killed, heard, limit = 0, set(), time.monotonic() + PATIENCE
+    killed, limit = 0, time.monotonic() + PATIENCE
     while not killed and process.poll() is None and time.monotonic() < limit:
         time.sleep(0.005)
         if len([*out.glob("*.parquet")]) >= 2:
-            heard = heard or _listening(process.pid)
             killed = _kill_worker(process.pid)
+    heard = _listening(process.pid)
     said = finish(process, PATIENCE)
     assert killed
     assert heard == {"127.0.0.1"}

@@ -82,17 +82,14 @@ def is_folder(out: Path) -> bool:
     return not out.suffix
 
 
-def refuse_for_one_file(jobs: int | None, engine: Engine = Engine.PROCESSES) -> None:
-    """Options that would have no effect."""
-    if jobs is not None or engine is not Engine.PROCESSES:
-        raise ConfigError("--jobs and --engine are for many files, and --out is no folder; leave them out")
+IN_A_FOLDER, OF_ONE_FILE = "where --out is a folder", "where --out is no folder"
 
 
-def refuse_for_a_folder(**flags: bool) -> None:
-    """Likewise."""
-    given = next((flag for flag, value in flags.items() if value), None)
-    if given is not None:
-        raise ConfigError(f"{given} is for one file, and here files are made in a folder; leave it out")
+def refuse(options: Mapping[str, Any], where: str) -> None:
+    """Options that were given, and would have no effect there."""
+    given = [name for name, value in options.items() if value not in (None, False, Engine.PROCESSES)]
+    if given:
+        raise ConfigError(f"{' and '.join(given)} would have no effect {where}; leave it out")
 
 
 def make_files(

@@ -17,7 +17,7 @@ from xorflow import training
 from xorflow._files import write_bytes
 from xorflow._math import philox_raw
 from xorflow.batch import RunModel
-from xorflow.cli.parts import Jobs, Task, is_folder, make_files, refuse_for_a_folder, refuse_for_one_file
+from xorflow.cli.parts import IN_A_FOLDER, OF_ONE_FILE, Jobs, Task, is_folder, make_files, refuse
 from xorflow.cli.runs import (
     NO_ROOM,
     AsJson,
@@ -63,10 +63,10 @@ def sample(
 ) -> None:
     """Draw new rows from a run."""
     if out is not None and is_folder(out):
-        refuse_for_a_folder(**{"--force": force, "--quote-formulas": quote_formulas})
+        refuse({"--force": force, "--quote-formulas": quote_formulas}, IN_A_FOLDER)
         _sample_files(RunModel(run, flow.value, device), count, seed, out, jobs, as_json)
         return
-    refuse_for_one_file(jobs)
+    refuse({"--jobs": jobs}, OF_ONE_FILE)
     opened = training.open_run(run, device=device)
     if out is not None:
         check_out(out, _suffixes(opened), (opened.options.data,), force)

@@ -20,19 +20,19 @@ import torch
 import typer
 from torch import Tensor
 
-from xorflow import evaluate as likelihoods
 from xorflow import training
 from xorflow._files import new_file, write_bytes
 from xorflow.batch import Scorer
 from xorflow.cli.parts import (
+    IN_A_FOLDER,
+    OF_ONE_FILE,
     Engine,
     Jobs,
     Task,
     WithEngine,
     is_folder,
     make_files,
-    refuse_for_a_folder,
-    refuse_for_one_file,
+    refuse,
 )
 from xorflow.cli.runs import (
     NO_ROOM,
@@ -48,15 +48,14 @@ from xorflow.cli.runs import (
     chosen_flow,
     parse_bytes,
 )
-from xorflow.data import load_rows
+from xorflow.data import Split, load_rows
 from xorflow.data.arrays import ARRAYS, check_path
 from xorflow.data.files import READABLE
 from xorflow.data.table import extra_columns, open_rows, told
 from xorflow.data.tables import Source, table_files
-from xorflow.errors import ConfigError
+from xorflow.errors import ConfigError, DataError
 from xorflow.evaluate import LogLikelihood
-from xorflow.flows import LatentFlow, Model
-from xorflow.table_model import TableModel
+from xorflow.table_model import TableModel, row_by_row
 from xorflow.training import Run, out_of_memory_as_error
 
 Data = Annotated[
@@ -93,11 +92,11 @@ def score(
     """log p of every row of a file, in nats."""
     most = parse_bytes(memory)
     if out is not None and is_folder(out):
-        refuse_for_a_folder(**{"--force": force})
+        refuse({"--force": force}, IN_A_FOLDER)
         scorer = Scorer(run, flow.value, device, samples, most)
         _score_files(scorer, data, out, header, jobs, engine, as_json)
         return
-    refuse_for_one_file(jobs, engine)
+    refuse({"--jobs": jobs, "--engine": engine}, OF_ONE_FILE)
     opened = training.open_run(run, device=device)
     if out is not None:
         check_out(out, (".csv", ".npy"), (data, opened.options.data), force)
@@ -107,7 +106,7 @@ def score(
     chosen = chosen_flow(opened, flow, most)  # may take long, so after all that may be refused
     with out_of_memory_as_error("lower --memory"):
         if x is not None:
-            more, log_p = {}, _score_array(chosen, x, samples, most)
+            more, log_p = {}, row_by_row(chosen, Split(x), samples, most)
         else:
             assert opened.schema is not None
             assert source is not None
@@ -223,8 +222,13 @@ def _show_files(scorer: Scorer, out: Path, paths: Sequence[Path], as_json: bool)
     opened, _ = scorer.opened()
     rows, total, unseen = 0, 0.0, Counter()
     for path in paths:
-        about = pq.read_metadata(path)
-        kept = json.loads(about.metadata[_KEY])
+        try:
+            about = pq.read_metadata(path)
+            kept = json.loads(about.metadata[_KEY])
+        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
+            raise DataError(
+                f"{path} is not the file that was written there; remove it, and give the same command again"
+            ) from None
         rows, total = rows + about.num_rows, total + kept["sum"]
         unseen.update(kept["unseen"])
     measures = {} if opened.schema is None else {c.name: c.measure for c in opened.schema.columns}
@@ -256,12 +260,6 @@ def _unseen(counts: Mapping[str, int]) -> str:
 def _list(names: Sequence[str], most: int = 10) -> str:
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(map(repr, names[:most])) + more
-
-
-def _score_array(flow: Model, x: Tensor, samples: int, memory: int | None) -> LogLikelihood:
-    if isinstance(flow, LatentFlow) and not flow.has_closed_form:
-        return likelihoods.importance(flow, x, samples=samples, memory=memory)
-    return likelihoods.exact(flow, x, memory=memory)
 
 
 def _score_table(
