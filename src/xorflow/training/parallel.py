@@ -28,7 +28,7 @@ from xorflow.training.trainer import Interrupted, handled_signals
 
 def under_torchrun() -> bool:
     """Whether the environment says that this process is one of several, as torchrun and schedulers have it."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 @contextmanager
@@ -48,7 +48,9 @@ def together(processes: int | None, work: Callable[[], object]) -> Iterator[None
             raise ConfigError(
                 "torchrun has begun the processes of this run, and --processes begins others; leave it out"
             )
-        with _quiet(int(os.environ["RANK"]) > 0), process_group():
+        if os.environ["RANK"] != "0":
+            _hush()
+        with process_group():
             yield
     elif processes in (None, 1):
         yield
@@ -108,10 +110,11 @@ _GRACE_SECONDS = 5.0
 
 def _work(work: Callable[[], object], number: int, count: int, path: Path, threads: int) -> None:
     """What another process does."""
+    _hush()
     _set_threads(threads)
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
-        with _quiet(True), process_group(store=_met(path, count), rank=number, world_size=count):
+        with process_group(store=_met(path, count), rank=number, world_size=count):
             work()
     except UserError:  # the first process says it
         sys.exit(2)
@@ -161,18 +164,7 @@ def _loopback() -> Iterator[None]:
             del os.environ[name]
 
 
-@contextmanager
-def _quiet(wanted: bool) -> Iterator[None]:
-    """Within this block nothing is said but of faults."""
-    if not wanted:
-        yield
-        return
-    logger = logging.getLogger("xorflow")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
+def _hush() -> None:
+    """The first process says everything; the others, which end with the run, say nothing but of faults."""
+    logging.getLogger("xorflow").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
