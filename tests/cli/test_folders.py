@@ -151,6 +151,16 @@ def test_parts_are_samples_of_the_seed_and_their_number(
         assert abs(colours.count(colour) / len(colours) - known.count(colour) / len(known)) < 0.15
 
 
+def test_columns_that_are_ignored_are_named(
+    people: Path, many: Path, tmp_path: Path, xorflow: Command
+) -> None:
+    (tmp_path / "rows").mkdir()
+    table = pq.read_table(many / "0.parquet")
+    pq.write_table(table.append_column("id", table["rooms"]), tmp_path / "rows/0.parquet")
+    said = xorflow("score", people / "run", "--data", tmp_path / "rows", "--out", tmp_path / "out")
+    assert (said.code, said.err) == (0, f"{tmp_path / 'rows'} has columns that are ignored: 'id'\n")
+
+
 def test_arrays_are_scored_and_sampled_too(deep: Path, tmp_path: Path, xorflow: Command) -> None:
     (tmp_path / "rows").mkdir()
     for number in range(2):

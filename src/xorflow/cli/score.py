@@ -159,7 +159,8 @@ def _score_files(
     paths = [Path(os.path.realpath(path)) for path in table_files(data, READABLE, READABLE)]
     if any(path.is_relative_to(os.path.realpath(out)) for path in paths):
         raise ConfigError(f"--out never holds what the command reads, and {out} does; choose another --out")
-    states = [_checked(opened, path, header) for path in paths]
+    extra = dict.fromkeys(name for path in paths for name in _extra(opened, path, header))
+    states = [path.stat() for path in paths]
     top = os.path.commonpath([path.parent for path in paths])
     names = [str(path.relative_to(top)) for path in paths]
     tasks = [
@@ -180,18 +181,20 @@ def _score_files(
         "data": stamps,
     }
     make_files(out, tasks, functools.partial(score_file, scorer, header), about, jobs, scorer.device, engine)
+    if extra:
+        typer.echo(f"{data} has columns that are ignored: {_list([*extra])}", err=True)
     _show_files(scorer, out, [out / task.name for task in tasks], as_json)
 
 
-def _checked(opened: Run, path: Path, header: bool | None) -> os.stat_result:
-    """The state of a file that can be opened and has the run's columns, in types that can be read as theirs."""
+def _extra(opened: Run, path: Path, header: bool | None) -> list[str]:
+    """Columns that are ignored in a file that can be opened and has the run's, in types that can be read as theirs."""
     if opened.schema is None:
         check_path(path, ARRAYS)
-    else:
-        source = open_rows(opened.schema, path, header)
-        with told(source.label):
-            opened.schema.encode(pa.schema([*source.types.items()]).empty_table())
-    return path.stat()
+        return []
+    source = open_rows(opened.schema, path, header)
+    with told(source.label):
+        opened.schema.encode(pa.schema([*source.types.items()]).empty_table())
+    return [name for name in source.types if name not in opened.schema.order]
 
 
 def score_file(scorer: Scorer, header: bool | None, data: str, path: Path) -> None:
