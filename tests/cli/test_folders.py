@@ -289,6 +289,26 @@ def test_a_disk_that_is_full_is_a_line_and_with_room_again_the_command_goes_on(
         assert contents(disk / "out") == contents(tmp_path / "whole")
 
 
+def test_a_fault_of_ours_is_no_mistake_of_the_user(
+    people: Path,
+    tmp_path: Path,
+    xorflow: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(sample, "narrow", fail)
+    said = xorflow("sample", people / "run", "--count", "5", "--out", tmp_path / "out", "--jobs", "1")
+    assert said.code == 1
+    assert said.out == ""
+    assert "Traceback" in caplog.text
+    assert said.err.endswith(
+        "error: part-000000.parquet: KeyError: 'a fault'; all other files are there, and are kept\n"
+    )
+
+
 def test_ray_that_is_not_installed_is_an_extra(
     people: Path, many: Path, tmp_path: Path, xorflow: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
