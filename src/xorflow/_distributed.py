@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ from xorflow.errors import ConfigError, ProcessLost, UserError
 
 PATIENCE = timedelta(minutes=5)
 """After so long a process that does not answer has ended the run."""
+
+_LAST_SECONDS = 0.3
+"""gloo's threads may still let go of the last tensors: a Python that ends meanwhile aborts, as of torch 2.13."""
 
 _SMALL = 2**16
 """Tensors of fewer numbers travel together."""
@@ -126,6 +130,7 @@ def process_group(**how: Any) -> Iterator[None]:
         raise
     finally:
         dist.destroy_process_group()
+        time.sleep(_LAST_SECONDS)
 
 
 _PROBLEM = "problem"
