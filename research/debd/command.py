@@ -14,6 +14,7 @@ from research.debd.study import find_sets, run_of, train_and_score
 from research.debd.table import write_debd
 from research.rows import picked
 from research.tables import fixed, terminal_table
+from xorflow.training import Interrupted
 
 EXAMPLES = ("debd --data debd --rows 'nltcs,d*' --seeds 1 --out runs/debd",)
 
@@ -39,7 +40,10 @@ def debd(
         for name in names:
             if not results.exists(run_of(out, name, seed)):
                 console.print(f"{name}, seed {seed}", highlight=False)
-                train_and_score(sets[name], name, seed, minutes, out)
+                try:
+                    train_and_score(sets[name], name, seed, minutes, out)
+                except Interrupted:  # while a network is trained
+                    raise KeyboardInterrupt from None
                 write_debd(out)
     table = write_debd(out)
     shown = [[row["set"], *(fixed(row[key], 3) for key in _SHOWN)] for row in table["rows"]]

@@ -1,0 +1,104 @@
+"""The speed of what the recipe auto makes: scores and samples, beside LightGBM's own prediction of the same trees.
+
+    python benchmarks/densities.py [--out benchmarks/densities.json] [--orderings 8]
+
+Two tables, of 20 columns with 2 to 12 values and of 180 bits, with a model of as many orderings as the recipe makes at most. LightGBM's
+turn is a prediction of every column by its booster, of the trees of the same orderings; it does less, since networks and mixing are
+ours alone. Wall seconds on the threads that there are, in turns; the median, and the middle half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import lightgbm
+import numpy as np
+import torch
+
+import xorflow as xf
+from xorflow.data import Dataset, Split
+from xorflow.training import auto_fit
+
+TURNS = 9
+TARGETS = {20: {"scoring": 1.0, "sampling": 1.0}, 180: {"sampling": 10.0}}
+"""Seconds at most, by columns: 10,000 rows scored, 1,000 drawn."""
+
+
+def table(columns: int, rows: int) -> Dataset:
+    """Rows whose cells mostly follow from those before."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.tensor([2 + d % 11 if columns == 20 else 2 for d in range(columns)])
+    x = torch.rand(rows, columns, generator=generator).mul(sizes).long()
+    for d in range(1, columns):
+        kept = torch.rand(rows, generator=generator) < 0.8
+        x[kept, d] = (x[kept, d - 1] + x[kept, max(d - 3, 0)]) % sizes[d]
+    train, validation, test = x.to(torch.uint8).tensor_split([rows // 2, rows // 2 + 500])
+    return Dataset("drawn", Split(train), Split(validation), Split(test), tuple(sizes.tolist()))
+
+
+def measure(columns: int, orderings: int) -> dict[str, Any]:
+    """The times of one table, in turns."""
+    data = table(columns, 24_000 if columns == 20 else 4_000)
+    boosters: list[lightgbm.Booster] = []
+    train = lightgbm.train
+    with patch.object(lightgbm, "train", lambda *a, **k: boosters.append(train(*a, **k)) or boosters[-1]):
+        searched = auto_fit(data, orderings=orderings)
+    model = searched.model.eval()
+    assert data.test is not None
+    x = data.test.values.repeat(10, 1)[:10_000]
+    seen = [np.ascontiguousarray(x[:, : booster.num_feature()].numpy(), np.float32) for booster in boosters]
+
+    def predict() -> None:
+        for booster, rows in zip(boosters, seen, strict=True):
+            booster.predict(rows, raw_score=True, num_threads=torch.get_num_threads())
+
+    actions: dict[str, Callable[[], object]] = {
+        "scoring": lambda: xf.evaluate.exact(model, x),
+        "sampling": lambda: model().sample((1_000,)),
+        "lightgbm": predict,
+    }
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(TURNS):
+        for name, action in actions.items():
+            began = time.perf_counter()
+            action()
+            times[name].append(time.perf_counter() - began)
+    row: dict[str, Any] = {
+        "columns": columns,
+        "orderings": orderings,
+        "kinds": [*searched.record["kinds"]],
+        "trees": sum(unit.get("trees", 0) for unit in searched.record["units"]),
+        "threads": torch.get_num_threads(),
+        "targets": TARGETS[columns],
+    }
+    for name, of_action in times.items():
+        low, _, high = statistics.quantiles(of_action, n=4)
+        row[name] = {"median": statistics.median(of_action), "middle half": [low, high]}
+    ratios = [ours / theirs for ours, theirs in zip(times["scoring"], times["lightgbm"], strict=True)]
+    row["scoring / lightgbm"] = statistics.median(ratios)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--orderings", type=int, default=8)
+    parser.add_argument("--columns", type=int, nargs="+", default=[20, 180])
+    arguments = parser.parse_args()
+    rows = []
+    for columns in arguments.columns:
+        rows.append(measure(columns, arguments.orderings))
+        print(json.dumps(rows[-1]), flush=True)
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
