@@ -17,8 +17,8 @@ from xorflow.conditioners import BoostedTrees, Boosting
 from xorflow.data import Dataset, Split
 from xorflow.training import chow_liu
 
-Fitted = tuple[Callable[[Tensor], Tensor], Callable[[int], Tensor]]
-"""Log-likelihoods of rows, and samples."""
+Fitted = tuple[Callable[[Tensor], Tensor], Callable[[int], Tensor], int]
+"""Log-likelihoods of rows, samples, and how many orderings are mixed."""
 
 
 def fit(model: str, cells: Arrays) -> Fitted:
@@ -29,7 +29,8 @@ def fit(model: str, cells: Arrays) -> Fitted:
         return _tree(train, sizes)
     if model == OURS:
         dataset = Dataset("cells", Split(train), Split(validation), None, categories=tuple(sizes))
-        return _exact(auto_fit(dataset, ordered=ordered).model)
+        found = auto_fit(dataset, ordered=ordered)
+        return _exact(found.model, found.record["orderings"])
     assert model == LIGHTGBM
     trees = BoostedTrees(len(sizes), categories=sizes, ordered=ordered)
     trees.fit(train, validation, Boosting(most=max(sizes)))
@@ -37,8 +38,8 @@ def fit(model: str, cells: Arrays) -> Fitted:
     return _exact(LatentFlow([Layer(trees)], base).eval())
 
 
-def _exact(model: LatentFlow | Mixture) -> Fitted:
-    return lambda x: evaluate.exact(model, x).values, lambda count: model().sample((count,))
+def _exact(model: LatentFlow | Mixture, orderings: int = 1) -> Fitted:
+    return lambda x: evaluate.exact(model, x).values, lambda count: model().sample((count,)), orderings
 
 
 def _tree(train: Tensor, sizes: list[int]) -> Fitted:
@@ -58,18 +59,19 @@ def _tree(train: Tensor, sizes: list[int]) -> Fitted:
         draw(0, tree.log_p.diagonal().expand(count, -1))
         return x
 
-    return tree.log_prob, sample
+    return tree.log_prob, sample, 1
 
 
 def main(model: str, cells: str, out: str) -> None:
     """Fit, score the test rows, sample."""
     torch.manual_seed(0)
     given = dict(np.load(cells))
-    log_prob, sample = fit(model, given)
+    log_prob, sample, orderings = fit(model, given)
     used = resource.getrusage(resource.RUSAGE_SELF)
     with torch.no_grad():
         log_p, samples = log_prob(torch.from_numpy(given["test"])), sample(int(given["samples"]))
-    np.savez(out, log_p=log_p, samples=samples, cpu_seconds=used[0] + used[1], megabytes=used[2] / 1024)
+    cost = {"cpu_seconds": used[0] + used[1], "megabytes": used[2] / 1024, "orderings": orderings}
+    np.savez(out, log_p=log_p, samples=samples, **cost)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,7 @@ def compared(rows: NDArray[Any], sizes: NDArray[Any], fitted: dict[str, Arrays])
             "model": model,
             "ll": _mean(figures["log_p"]),
             "less": _mean(fitted[OURS]["log_p"] - figures["log_p"]),
-            "cpu_seconds": float(figures["cpu_seconds"]),
-            "megabytes": float(figures["megabytes"]),
+            **{key: float(figures[key]) for key in ("cpu_seconds", "megabytes", "orderings")},
             "impossible": _mean(has_pair(figures["samples"] + first, never)),
         }
         for model, figures in fitted.items()
