@@ -214,7 +214,7 @@ class Options:
     label: bool = _data(False, "condition on MNIST's labels", needs=(Needs("data", ("mnist",)),))
     recipe: str = _model(
         recipes.NONE,
-        "named options, see `xorflow recipes`",
+        "named options; `auto` for tables",
         flag=True,
     )
     layers: int | None = _declared(
