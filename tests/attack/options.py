@@ -199,8 +199,21 @@ def readers(case: Case) -> None:
     words[1:1] = {"score": [f"--data={rows}"], "combine": [case.world.run(kind), "--out=out"]}.get(
         command, []
     )
+    if command in ("sample", "score") and chance.random() < 0.3:
+        words = [word for word in words if not str(word).startswith("--out=")]
+        words.insert(1, "--out=mine.csv")  # which is there
     (case.folder / "mine.csv").write_text("mine", encoding="utf-8")
-    outs = ("new.csv", "new.npy", "new.png", "samples.csv", "samples.npy", "samples.png", "out")
+    outs = (
+        "new.csv",
+        "new.npy",
+        "new.png",
+        "samples.csv",
+        "samples.npy",
+        "samples.png",
+        "out",
+        "new.CSV",
+        "é🙂.csv",
+    )
     outs += ("mine.csv",) if "--force" in words else ()
     outs += tuple(
         text for text in TEXTS if text[:1] not in ("/", ".", "-", "")
