@@ -155,6 +155,8 @@ def _why(error: RuntimeError) -> str:
             return _store().get(_PROBLEM).decode()
     except RuntimeError:  # the process that has the store has ended
         pass
-    hangs = "timed out" in str(error).lower()
+    hangs = any(
+        words in str(error).lower() for words in ("timed out", "timeout")
+    )  # the first operation's, and others'
     what = f"has not answered for {PATIENCE.total_seconds():g} seconds" if hangs else "has ended"
     return f"a process of this run {what}; continue from the last checkpoint with --resume"
