@@ -128,6 +128,14 @@ def test_the_clock_decides_only_whether_another_ordering_is_begun(monkeypatch):
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.model.state_dict().items())
 
 
+def test_rows_and_trees_bound_the_orderings(monkeypatch):
+    assert auto_fit(table(300), minutes=9).record["orderings"] == 2  # 200 rows train
+    monkeypatch.setattr(auto, "_TREES_A_COLUMN", 1)
+    found = auto_fit(table(300), minutes=9)
+    assert found.record["orderings"] == 1
+    assert found.record["ends"] == "more trees would make scores slow"
+
+
 def test_without_trees_there_are_networks(monkeypatch):
     monkeypatch.setattr(auto, "available", lambda: False)
     found = auto_fit(table(300), orderings=1)
