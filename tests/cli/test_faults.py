@@ -18,19 +18,19 @@ PLACES = {
     "xorflow.data.delimited._trimmed": "train --data people.csv",
     "xorflow.data.kinds.type_of_texts": "train --data people.csv",
     "xorflow.data.schema.kind_of": "train --data people.csv",
-    "xorflow.data.table.drawn": "train --data people.csv",
+    "xorflow.data.parts.shuffled": "train --data people.csv",
     "xorflow.data.arrays._type": "train --data rows.npy",
     "xorflow.data.arrays.math.prod": "train --data rows.npy",
     "xorflow.data.arrays.as_rows": "train --data rows.npy",
     # loading a run
     "xorflow.training.registry.call_of": "train --data people.csv",
-    "xorflow.training.registry._count": "evaluate RUN",
+    "xorflow.training.spec._count": "evaluate RUN",
     "xorflow.training.checkpoint._kind": "evaluate RUN",
     "xorflow.training.folder._checked_shape": "sample RUN",
     # training
     "xorflow.training.trainer.Trainer.make_step": "train --data people.csv",
     "xorflow.training.trainer.optimiser_tensors": "train --data people.csv --set checkpoint_seconds=0",
-    "xorflow.training.trainer.likelihood": "train --data people.csv",
+    "xorflow.training.trainer.validation_nll": "train --data people.csv",
     # evaluation
     "xorflow.training.results.refit_base": "train --data people.csv",
     "xorflow.evaluate._log_likelihoods": "evaluate RUN",
@@ -39,7 +39,7 @@ PLACES = {
     "xorflow.flows.LatentFlow.sample_with": "sample RUN",
     "xorflow.data.Schema.decode": "sample RUN --json",
     "xorflow.cli.sample.image_grid": "train --data images.npy --set categories=2",
-    "xorflow.data.schema.of_type": "score RUN --data people.csv",
+    "xorflow.data.schema.read_texts": "score RUN --data people.csv",
 }
 
 
