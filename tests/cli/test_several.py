@@ -251,6 +251,7 @@ def test_the_tables_fit_80_columns(tmp_path: Path) -> None:
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert "12345.68 ± 12.35  upper bound  12345.68  36000.0" in lines[2]
-    assert "failed" in lines[3]
-    assert lines[4].split()[-3:] == ["-", "-", "36000.0"]
+    assert any("failed" in line for line in lines)
+    ends = [line.split()[-3:] for line in lines if line.rstrip().endswith("36000.0")]
+    assert ends[1:] == [["-", "-", "36000.0"]]
     assert any("12345.68 to 12346.68" in line for line in lines)

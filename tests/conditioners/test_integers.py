@@ -11,7 +11,6 @@ from networks import networks
 from slopes import allowed
 from xorflow._states import Layout
 from xorflow.conditioners import Conditioner, Source
-from xorflow.estimators.relaxed_states import corners
 
 ROWS = 12
 
@@ -32,7 +31,7 @@ def assert_corners(net: Conditioner) -> None:
     inputs, context = given_to(net)
     expected = net(inputs, context)
     assert expected.shape[-1] == net.choices.flat
-    relaxed = {s: corners(x, Layout(net.alphabet(s)), torch.float64) for s, x in inputs.items()}
+    relaxed = {s: Layout(net.alphabet(s)).corners(x, torch.float64) for s, x in inputs.items()}
     for some in (*([source] for source in net.sees), list(net.sees)):
         mixed = inputs | {source: relaxed[source] for source in some}
         torch.testing.assert_close(net(mixed, context), expected, rtol=0, atol=1e-12)

@@ -255,7 +255,7 @@ class _Categories:
         return torch.logsumexp(self.log_probs() + values, -1)
 
     def log_mixture_of_shifts(self, table: Tensor, x: Tensor) -> Tensor:
-        mass = self.mean().mul_(_shifted(table.exp(), x)).sum(-1)  # vecdot would fill a fresh tensor
+        mass = torch.linalg.vecdot(self.mean(), _shifted(table.exp(), x))
         if bool((mass > _LEAST_MASS).all()):
             return mass.log()
         return self.log_mixture(_shifted(table, x))  # what would vanish in a sum is there in logs
