@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from xorflow.data import Schema, load, load_rows, write_rows
+from xorflow.data.tables import open_table, write_table
 from xorflow.errors import DataError
 
 TABLE = pa.table({"colour": ["red", "blue", "red"] * 5, "size": [10, 1, 2] * 5})
@@ -180,3 +181,11 @@ def test_cells_that_a_spreadsheet_would_compute_are_quoted_if_that_is_asked_for(
         ]
     write_rows(tmp_path / "x.csv", states, schema)
     assert (tmp_path / "x.csv").read_text(encoding="utf-8").startswith("=name,number,text\n")
+
+
+@pytest.mark.parametrize("cells", [[None], [None, None], [None, "a"]])
+def test_gaps_of_one_column_are_rows(tmp_path: Path, cells: list[str | None]) -> None:
+    for layout in ({"header": False}, {"header": True}):
+        write_table(tmp_path / "x.data", pa.table({"x": pa.array(cells, pa.string())}), layout)
+        read = open_table(tmp_path / "x.data", layout["header"]).read()
+        assert read.column(0).to_pylist() == cells

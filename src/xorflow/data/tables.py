@@ -301,6 +301,8 @@ def write_table(path: Path, table: pa.Table, layout: Mapping[str, Any]) -> None:
         separator = layout.get("separator", ",") if suffix != ".tsv" else "\t"
         header = layout.get("header", suffix != ".data")
         pacsv.write_csv(table, buffer, _options(table, separator, header))
+        if not buffer.getvalue().strip():  # gaps of one column alone: a file of blank lines has no row
+            buffer = io.BytesIO(b'""\n' * len(table))
     elif suffix == ".parquet":
         pq.write_table(table, buffer)
     elif suffix in (".feather", ".arrow"):
