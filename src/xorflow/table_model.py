@@ -34,7 +34,7 @@ class RowScores:
     by_column: np.ndarray | None = None
 
 
-_ROWS, _ALIKE = 1024, 64
+_ROWS, _ALIKE = 512, 64
 """Rows of a pass, and what divides them. A product of matrices may round a row otherwise in other shapes, not in these."""
 
 

@@ -169,9 +169,13 @@ class Choices:
     def log_mixture_of_shifts(self, tables: Sequence[Tensor], x: Sequence[Tensor]) -> Tensor:
         """log E[exp(table[(x - u) mod K])], (..., D), for tables (n, K) and integers x (..., n) by group; without gradient.
 
-        A sum of products of probabilities, which takes a few passes over them; `log_mixture` of all values takes many.
+        A sum of products of probabilities, which takes a few passes over them; `log_mixture` of all values takes many, and is
+        for what would vanish in a sum.
         """
-        return self._by_feature(lambda group, table, x: group.log_mixture_of_shifts(table, x), tables, x)
+        summed = self._by_feature(lambda group, table, x: group.log_mixture_of_shifts(table, x), tables, x)
+        if bool((summed > _LEAST_IN_SUMS).all()):
+            return summed
+        return self.log_mixture([_shifted(table, each) for table, each in zip(tables, x, strict=True)])
 
     def _by_feature(self, of_group: Callable[..., Tensor], *by_group: Sequence[Any]) -> Tensor:
         """(..., D) from what a function says of each group."""
@@ -218,6 +222,10 @@ class _Bits:
         return self.log_mixture(_shifted(table, x))
 
 
+_FEW_VALUES = 32
+"""Along so short a last dimension, PyTorch's softmax on the CPU takes up to nine times as long as along the first."""
+
+
 class _Categories:
     """Categorical choices with logits (..., n, U)."""
 
@@ -225,10 +233,16 @@ class _Categories:
         self.logits = logits
 
     def mean(self) -> Tensor:
-        return torch.softmax(self.logits, -1)
+        return self._over_values(torch.softmax)
 
     def log_probs(self) -> Tensor:
-        return torch.log_softmax(self.logits, -1)
+        return self._over_values(torch.log_softmax)
+
+    def _over_values(self, function: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """A function along the last dimension, (..., n, U); of few values with these first, so that rows are taken at once."""
+        if self.logits.shape[-1] > _FEW_VALUES:
+            return function(self.logits, -1)
+        return function(self.logits.movedim(-1, 0).contiguous(), 0).movedim(0, -1)
 
     def log_prob(self, u: Tensor) -> Tensor:
         index = u.long().unsqueeze(-1)
@@ -255,13 +269,11 @@ class _Categories:
         return torch.logsumexp(self.log_probs() + values, -1)
 
     def log_mixture_of_shifts(self, table: Tensor, x: Tensor) -> Tensor:
-        mass = torch.linalg.vecdot(self.mean(), _shifted(table.exp(), x))
-        if bool((mass > _LEAST_MASS).all()):
-            return mass.log()
-        return self.log_mixture(_shifted(table, x))  # what would vanish in a sum is there in logs
+        return self.mean().mul_(_shifted(table.exp(), x)).sum(-1).log_()
 
 
-_LEAST_MASS = 1e-30
+_LEAST_IN_SUMS = -69.0
+"""Of a logarithm of a sum of products: below, products may vanish in float32."""
 
 
 def _shifted(table: Tensor, x: Tensor) -> Tensor:
