@@ -28,6 +28,11 @@ _SMALL = 2**16
 """Tensors of fewer numbers travel together."""
 
 
+def under_torchrun() -> bool:
+    """Whether the environment says that this process is one of several, as torchrun and schedulers have it."""
+    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def process_count() -> int:
     """How many processes make this run."""
     return dist.get_world_size() if dist.is_initialized() else 1

@@ -16,6 +16,7 @@ import xorflow as xf
 from command_line import SMALL, Command
 from tiny_runs import COLUMNS, assert_same_run, images_file, people_file, read, rows_file
 from xorflow.data import load_rows, write_rows
+from xorflow.errors import ConfigError, ModelError
 from xorflow.training import open_run
 from xorflow.training.checkpoint import load_tensors, save_tensors
 
@@ -73,6 +74,39 @@ def test_scores_say_of_which_measure_they_are(tmp_path: Path, xorflow: Command) 
     assert scored.out.splitlines()[1:] == ["density per unit: 'height'", "mass: 'town'"]
     expected = xf.TableModel(schema, flow).log_prob(rows)
     assert np.load(tmp_path / "scores.npy") == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_model_of_a_loop_of_ones_own_is_evaluated_on_the_data_that_it_names(
+    tmp_path: Path, xorflow: Command
+) -> None:
+    data = people_file(tmp_path / "people.csv")
+    dataset = xf.data.load(data)
+    assert dataset.validation is not None
+    network = xf.MADE(dataset.features, (4,), categories=dataset.categories)
+    flow = xf.LatentFlow(
+        [xf.Layer(network)], xf.FactorisedBase(dataset.features, categories=dataset.categories)
+    )
+    xf.save(flow, tmp_path / "run", data=data)
+    found = json.loads(xorflow("evaluate", tmp_path / "run", "--json").out)["validation"]
+    assert found["nll"] == pytest.approx(xf.evaluate.exact(flow, dataset.validation).nll, abs=1e-5)
+    assert "refit_nll" in found
+    assert xorflow("sample", tmp_path / "run", "--count", "3", "--flow", "refitted").code == 0
+
+
+def test_a_model_is_saved_with_the_schema_and_the_states_of_its_data(tmp_path: Path) -> None:
+    data = people_file(tmp_path / "people.csv")
+    dataset, other = xf.data.load(data), xf.data.Schema.fit(pa.table({"town": ["Rome", "Oslo"] * 30}))
+
+    def flow(sizes: tuple[int, ...]) -> xf.LatentFlow:
+        base = xf.FactorisedBase(len(sizes), categories=sizes)
+        return xf.LatentFlow([xf.Layer(xf.MADE(len(sizes), (4,), categories=sizes))], base)
+
+    with pytest.raises(ConfigError, match="leave schema out"):
+        xf.save(flow(other.categories), tmp_path / "run", other, data=data)
+    with pytest.raises(ModelError, match="has the states of its data"):
+        xf.save(flow((2, 2)), tmp_path / "run", data=data)
+    assert not (tmp_path / "run").exists()
+    xf.save(flow(dataset.categories), tmp_path / "run", dataset.schema, data=data)
 
 
 def test_the_folder_of_a_run_on_words(people: Path) -> None:

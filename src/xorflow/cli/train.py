@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xorflow import training
-from xorflow._distributed import rank
+from xorflow._distributed import rank, under_torchrun
 from xorflow.cli import several
 from xorflow.cli.auto import show_data, train_auto
 from xorflow.cli.runs import NOTHING_HELD_OUT
@@ -64,7 +64,7 @@ def train(
     """Train a model: the best exact density of a table, or a latent flow, by default an exact one of bundled MNIST."""
     texts = _texts(flags, settings or ()) | ({} if header is None else {"header": str(header).lower()})
     given = read_texts(texts)
-    alone = processes is None and not training.under_torchrun()
+    alone = processes is None and not under_torchrun()
     new = config is None and alone and (seeds is not None or not resume)  # a run that goes on has its recipe
     chosen = with_default_recipe(given) if new else given
     by_default, given = chosen != given, chosen
@@ -151,7 +151,7 @@ def _train_one(folder: Path, begin: Callable[[Observer | None], training.Trainer
     try:
         with TrainingDisplay(Console(stderr=True)) as display:
             trainer = begin(display)
-            if trainer is not None:
+            if trainer is not None and trainer.dataset.schema is not None:
                 show_data(Console(), trainer.dataset)
             result = training.finished_result(folder) if trainer is None else training.finish_run(trainer)
     except Interrupted:
@@ -188,8 +188,7 @@ def _train_new(
         train_auto(folder, lambda display: training.begin_auto(options, folder, display, dataset))
         return
     begin = functools.partial(training.create_run, options, folder, model=model, dataset=dataset)
-    with training.together(processes, functools.partial(_train_along, begin)):
-        _train_one(folder, begin)
+    _train_in_all(processes, folder, begin)
 
 
 def _go_on(folder: Path, changes: dict[str, Any], processes: int | None) -> None:
@@ -199,12 +198,22 @@ def _go_on(folder: Path, changes: dict[str, Any], processes: int | None) -> None
         train_auto(folder, lambda display: training.resume_auto(folder, changes, display))
         return
     begin = functools.partial(_resumed, folder, changes)
+    _train_in_all(processes, folder, begin)
+
+
+def _train_in_all(
+    processes: int | None, folder: Path, begin: Callable[[Observer | None], training.Trainer | None]
+) -> None:
+    """In this process or, if that is asked for, in several."""
+    if processes in (None, 1) and not under_torchrun():
+        _train_one(folder, begin)
+        return
     with training.together(processes, functools.partial(_train_along, begin)):
         _train_one(folder, begin)
 
 
 def _require_one_process(processes: int | None) -> None:
-    if processes is not None or training.under_torchrun():
+    if processes is not None or under_torchrun():
         raise ConfigError(
             "the recipe auto is made by one process, with a thread for each core; leave --processes out, or add --recipe none"
         )

@@ -10,7 +10,7 @@ from xorflow.training.combine import combine_runs, mixture_of
 from xorflow.training.config import HARMLESS, OPTIONS, Options, from_mapping, read_config
 from xorflow.training.folder import Run, load, open_run, read_config_file, read_metrics, read_result
 from xorflow.training.jobs import Job, JobObserver, Outcome, run_jobs, spread, summarise
-from xorflow.training.parallel import together, under_torchrun
+from xorflow.training.parallel import together
 from xorflow.training.registry import (
     BASES,
     CONDITIONERS,
@@ -94,7 +94,6 @@ __all__ = [
     "tf32_matmul",
     "together",
     "train_along",
-    "under_torchrun",
     "unsuitable",
     "untrained",
     "value_rule",

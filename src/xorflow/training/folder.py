@@ -29,7 +29,7 @@ from xorflow._files import (
 )
 from xorflow.data import Dataset, Schema
 from xorflow.data.tables import means_several
-from xorflow.errors import CheckpointError, ConfigError, DataError, ModelError
+from xorflow.errors import CheckpointError, ConfigError, DataError
 from xorflow.flows import LatentFlow
 from xorflow.training.build import build_data
 from xorflow.training.checkpoint import has_tensors, install, read_weights
@@ -128,31 +128,20 @@ SCHEMA = "schema.json"
 """The file of the columns of a table."""
 
 
-def write_config(run: Path, options: Options, flow: Trainable | None, dataset: Dataset) -> None:
-    """`config.json`: all options, the architecture once it is known, what the data look like; and a table's `schema.json`."""
-    _write_config(run, options, flow, dataset.schema, _data_format(dataset))
+def write_config(run: Path, options: Options, flow: Trainable | None, data: Dataset | Schema | None) -> None:
+    """`config.json`: all options, the architecture once it is known, what the data look like; and a table's `schema.json`.
 
-
-def write_saved(run: Path, options: Options, flow: Trainable, schema: Schema | None) -> None:
-    """The same of a model whose data are not known, but for their schema."""
-    if schema is not None and tuple(flow.states.sizes) != schema.categories:
-        raise ModelError(
-            f"the model of a table has the states of its schema, {schema.categories}, and this one has "
-            f"{tuple(flow.states.sizes)}; build it with categories=schema.categories"
-        )
-    _write_config(run, options, flow, schema, {"shape": None, "schema": schema and schema.sha256})
-
-
-def _write_config(
-    run: Path, options: Options, flow: Trainable | None, schema: Schema | None, data_format: dict[str, Any]
-) -> None:
+    Of data that are not known there may be a schema.
+    """
+    schema = data.schema if isinstance(data, Dataset) else data
     if schema is not None:
         write_json(run / SCHEMA, schema.to_json())
+    known = isinstance(data, Dataset)
     config = {
         "version": CONFIG_VERSION,
         **options.to_json(),
         "model": {} if flow is None else flow_to_spec(flow),
-        "data_format": data_format,
+        "data_format": _data_format(data) if known else {"shape": None, "schema": schema and schema.sha256},
     }
     write_json(run / "config.json", config)
 

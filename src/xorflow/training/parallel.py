@@ -20,15 +20,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from xorflow._distributed import process_count, process_group
+from xorflow._distributed import process_count, process_group, under_torchrun
 from xorflow.errors import ConfigError, ProcessLost, UserError
 from xorflow.training.jobs import INTERRUPTED, end_with_parent, how_ended
 from xorflow.training.trainer import Interrupted, handled_signals
-
-
-def under_torchrun() -> bool:
-    """Whether the environment says that this process is one of several, as torchrun and schedulers have it."""
-    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 @contextmanager
@@ -52,10 +47,8 @@ def together(processes: int | None, work: Callable[[], object]) -> Iterator[None
             _hush()
         with process_group():
             yield
-    elif processes in (None, 1):
-        yield
     else:
-        with _begun(processes, work):
+        with _begun(processes or 1, work):
             yield
 
 

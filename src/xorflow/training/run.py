@@ -46,7 +46,6 @@ from xorflow.training.folder import (
     require_free,
     require_tensorboard,
     write_config,
-    write_saved,
 )
 from xorflow.training.optimiser import hidden_matrices
 from xorflow.training.registry import (
@@ -98,21 +97,40 @@ def fit(
     return finish_run(_begun(chosen, estimator, flow, dataset, folder, observer))
 
 
-def save(flow: Trainable, folder: str | Path, schema: Schema | None = None) -> None:
+def save(
+    flow: Trainable, folder: str | Path, schema: Schema | None = None, data: str | Path | None = None
+) -> None:
     """Keep a model that was trained by a loop of one's own: a new folder that `load` and every command take.
 
-    Only what needs its data is refused there, such as `xorflow evaluate`: the folder does not name them.
+    What needs the data, such as `xorflow evaluate`, is refused where they are not named.
 
     Args:
         flow: the model.
         folder: new, or empty.
-        schema: of the table whose states the model is of; without it rows are integers.
+        schema: of the table whose states the model is of; without it rows are integers, or those of `data`.
+        data: the file that the model was trained on, split as `xf.data.load(data)` does.
     """
     out = Path(folder)
     require_free(out, resumes=False)
+    if data is None:
+        options, dataset = Options(data="data that are not named", layers=None), None
+    else:
+        options = Options(data=str(data), layers=None)
+        dataset = build_data(options)
+        if schema is not None and (dataset.schema is None or dataset.schema.sha256 != schema.sha256):
+            raise ConfigError(
+                f"the schema of a model is that of its data, and the one given is not what xf.data.load({str(data)!r}) has; "
+                "leave schema out"
+            )
+    of_data = dataset or schema
+    if of_data is not None and tuple(flow.states.sizes) != of_data.categories:
+        raise ModelError(
+            f"a model has the states of its data, {of_data.categories}, and this one has {tuple(flow.states.sizes)}; build it "
+            "with categories=schema.categories"
+        )
     with new_folder(out, resumes=False):
         save_tensors(out, "weights", flow.state_dict())
-        write_saved(out, Options(data="data that are not named", layers=None), flow, schema)
+        write_config(out, options, flow, of_data)
 
 
 def create_run(

@@ -32,6 +32,7 @@ from xorflow.data import Batch, Dataset, Split
 from xorflow.data.stream import parts_of_batch
 from xorflow.errors import CheckpointError, ConfigError
 from xorflow.estimators import Estimator, Loss
+from xorflow.estimators.base import Minibatch
 from xorflow.training.checkpoint import (
     Progress,
     Snapshot,
@@ -45,7 +46,6 @@ from xorflow.training.checkpoint import (
 from xorflow.training.config import Options
 from xorflow.training.failure import not_finite
 from xorflow.training.folder import MetricsLog
-from xorflow.training.minibatch import Minibatch
 from xorflow.training.optimiser import learning_rate, make_optimiser
 from xorflow.training.registry import Trainable
 from xorflow.training.results import validation_nll
