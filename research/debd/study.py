@@ -58,8 +58,8 @@ def train_and_score(path: Path, name: str, seed: int, minutes: float, out: Path)
     began, cpu = time.monotonic(), time.process_time()
     dataset = read_set(path, name)
     assert dataset.test is not None
-    found = auto_fit(dataset, minutes=minutes, seed=seed)
-    log_p = evaluate.exact(found.model, dataset.test)
+    fitted = auto_fit(dataset, minutes=minutes, seed=seed)
+    log_p = evaluate.exact(fitted.model, dataset.test)
     seconds, cpu = time.monotonic() - began, time.process_time() - cpu
     figures = log_p.summary()
     keep(
@@ -77,7 +77,7 @@ def train_and_score(path: Path, name: str, seed: int, minutes: float, out: Path)
             "sizes": dataset.describe()["sizes"],
             "features": dataset.features,
             **_beside(dataset),
-            "auto": found.record,
+            "auto": fitted.record,
         },
     )
 

@@ -29,8 +29,8 @@ def fit(model: str, cells: Arrays) -> Fitted:
         return _tree(train, sizes)
     if model == OURS:
         dataset = Dataset("cells", Split(train), Split(validation), None, categories=tuple(sizes))
-        found = auto_fit(dataset, ordered=ordered)
-        return _exact(found.model, found.record["orderings"])
+        fitted = auto_fit(dataset, ordered=ordered)
+        return _exact(fitted.model, fitted.record["orderings"])
     assert model == LIGHTGBM
     trees = BoostedTrees(len(sizes), categories=sizes, ordered=ordered)
     trees.fit(train, validation, Boosting(most=max(sizes)))

@@ -94,7 +94,7 @@ class Transform(nn.Module, ABC):
                 values[number].long().unsqueeze(-1),
                 torch.arange(group.size, device=x.device),
                 self.layout.features(number)[:, None],
-            )
+            ).expand(*values[number].shape, group.size)  # one that never looks at u gives one y for all
             for number, group in enumerate(self.choices.groups)
         ]
 

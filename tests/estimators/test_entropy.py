@@ -244,6 +244,8 @@ def test_the_weight_in_use_is_the_one_of_the_step():
         ({"entropy": float("nan")}, "at least 0; got nan"),
         ({"anneal": 1.5}, "a fraction of training from 0 to 1; got 1.5"),
         ({"earlier": -1}, "earlier, a factor of the bonus, is at least 0; got -1"),
+        ({"anneal": 0.5}, "anneal and earlier change the entropy bonus, whose weight entropy is 0"),
+        ({"earlier": 0.0}, "leave them out, or raise entropy"),
     ],
 )
 def test_bad_weights_are_refused(options, words):

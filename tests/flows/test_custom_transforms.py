@@ -175,6 +175,24 @@ def test_xor_by_any_name_takes_the_closed_form() -> None:
         assert not other.is_xor
 
 
+class Still(Transform):
+    """Every choice is the identity, which needs no look at u."""
+
+    def value_to_base(self, x: Tensor, u: Tensor, d: Tensor) -> Tensor:
+        return x
+
+    def value_to_data(self, y: Tensor, u: Tensor, d: Tensor) -> Tensor:
+        return y
+
+
+@pytest.mark.parametrize("sizes", [BITS, TRITS])
+def test_choices_may_all_be_the_same_bijection(sizes: tuple[int, ...]) -> None:
+    layer = Layer(MADE(len(sizes), (8,), categories=sizes, choices=2), Still(sizes, (2,) * len(sizes)))
+    flow = LatentFlow([layer], FactorisedBase(len(sizes), categories=sizes, p0=0.7)).double()
+    x = enumerate_states(sizes)
+    torch.testing.assert_close(flow().log_prob(x), flow.base.log_prob(x).sum(-1))
+
+
 def test_what_is_no_bijection_is_refused() -> None:
     with pytest.raises(ModelError, match=r"value_to_data must undo value_to_base.*Permuted"):
         Permuted([[KEEP, [1, 1]]])

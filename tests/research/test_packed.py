@@ -20,7 +20,7 @@ from tiny_runs import read
 from xorflow import ConfigError, DataError
 
 COMMITTED = Path(__file__).parents[2] / "research/results"
-STUDIES = ("paper", "depth", "estimators", "strong")
+STUDIES = ("paper", "depth", "estimators", "strong", "debd", "mixed")
 
 
 def test_there_are_few_files() -> None:

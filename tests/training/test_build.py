@@ -136,6 +136,12 @@ def test_estimators_are_what_their_names_say() -> None:
         ),
         ("score-function:objective=elbo,baseline=running-mean,decay=1", "at least 0 and below 1; got 1"),
         ("straight-through:anneal=2", "from 0 to 1; got 2"),
+        ("score-function:earlier=0.5", "whose weight entropy is 0: leave them out"),
+        (
+            "score-function:credit=local-divergence",
+            "LocalDivergence is about the terms of a divergence, and Bound has none",
+        ),
+        ("score-function:credit=printed-divergence", "choose another credit, or objective=elbo"),
         (
             "maximum-likelihood:draws=3",
             "takes samples, split_batch, soft_targets, written as maximum-likelihood:KEY=VALUE; got 'draws=3'",

@@ -142,6 +142,12 @@ def test_a_control_variate_without_parameters_is_refused(bits: Path) -> None:
         ("score-function:baseline=leave-one-out,samples=1", {}, "leaves none of 1"),
         ("relax:hidden=0", {}, "it has no parameters"),
         ("vimco:proposal=q", {"posterior": "none"}, "posterior=mlp"),
+        (
+            "vimco",
+            {"posterior": "mlp"},
+            "posterior has an effect only if the estimator draws from it, and 'vimco' does not",
+        ),
+        ("maximum-likelihood", {"posterior": "linear"}, "leave posterior out"),
     ],
 )
 def test_refusals_are_one_line(bits: Path, tmp_path: Path, estimator: str, changes: dict, words: str) -> None:

@@ -104,8 +104,8 @@ def table_files(
     """
     path = Path(data)
     if os.path.isdir(path):
-        found = (name for name in path.iterdir() if name.suffix.lower() in several)
-        names = sorted(name for name in found if name.name[0] not in "._")
+        of_kind = (name for name in path.iterdir() if name.suffix.lower() in several)
+        names = sorted(name for name in of_kind if name.name[0] not in "._")
     elif _PATTERN.search(str(data)) and not os.path.lexists(path):
         names = [Path(name) for name in sorted(glob.glob(str(data), recursive=True))]
     else:

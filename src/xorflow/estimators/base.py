@@ -169,7 +169,7 @@ class Estimator(Configured, nn.Module, ABC):
         if isinstance(flow, Mixture) and not self.trains_mixtures:
             raise ModelError(
                 f"{type(self).__name__} trains single flows, and this is a mixture; train that by its exact likelihood, with "
-                "MaximumLikelihood (the estimator marginal)"
+                "MaximumLikelihood (maximum-likelihood)"
             )
         admitted = cast(LatentFlow, flow)  # all that such an estimator asks of a flow, a mixture answers
         self.check(admitted)

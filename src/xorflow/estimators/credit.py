@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,9 @@ class Credit(Configured, ABC):
 
     samples = 1
     """How many independent samples it takes the scores of."""
+
+    of_divergence: ClassVar[bool] = False
+    """Whether it is about the terms of a divergence, and does nothing for an objective that has none."""
 
     def check(self, flow: LatentFlow) -> None:
         """Raise `ModelError`, with the reason, for a flow that it is not defined for."""
@@ -201,6 +205,8 @@ class PrintedDivergence(Credit):
     False
     """
 
+    of_divergence = True
+
     def check(self, flow: LatentFlow) -> None:
         if any(layer.conditioner.order is None for layer in flow.layers):
             raise ModelError("PrintedDivergence needs layers with an ordering; use Descendants")
@@ -235,6 +241,8 @@ class LocalDivergence(Credit):
     >>> [local.bias_of(flow, xf.estimators.Part("posterior", layer)) is None for layer in (1, 2, 3)]
     [False, True, True]
     """
+
+    of_divergence = True
 
     def __init__(self, gamma: float = 1.0, reach: int | None = 1, of: Credit | None = None) -> None:
         if reach is not None and reach < 0:

@@ -53,6 +53,10 @@ class EntropyBonus(nn.Module):
             )
         if not earlier >= 0:
             raise ConfigError(f"earlier, a factor of the bonus, is at least 0; got {earlier}")
+        if weight == 0 and (anneal, earlier) != (1, 1):
+            raise ConfigError(
+                "anneal and earlier change the entropy bonus, whose weight entropy is 0: leave them out, or raise entropy"
+            )
         self.weight, self.anneal, self.earlier = float(weight), float(anneal), float(earlier)
 
     @property

@@ -85,7 +85,7 @@ class MaximumLikelihood(Estimator):
             )
         if not flow.last_layer_summable:
             raise ModelError(
-                "the marginal sums the last layer out, which must not see its own u; use a score function"
+                "maximum-likelihood sums the last layer out, which must not see its own u; use a score function"
             )
         if self.takes_soft_targets:
             self._check_soft_targets(flow)

@@ -73,6 +73,9 @@ class Objective(Configured, nn.Module, ABC):
     proposal: ClassVar[Drawn]
     """What draws the choices."""
 
+    has_divergence: ClassVar[bool] = False
+    """Whether some of its terms are a divergence's."""
+
     with_bonus: ClassVar[bool] = False
     """Whether all terms but the rewards are a bonus, so that they are no part of a bound."""
 
@@ -188,6 +191,7 @@ class ELBO(Objective):
     """
 
     proposal = "q"
+    has_divergence = True
 
     def __init__(self, divergence: Literal["analytic", "cross-entropy", "sampled"] = "analytic") -> None:
         super().__init__()

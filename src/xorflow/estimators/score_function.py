@@ -74,6 +74,11 @@ class ScoreFunction(LayerwiseEstimator):
         self.proposal = self.objective.proposal
         if sum_last and self.credit.samples > 1:
             raise ConfigError("sum_last leaves no second term for two_samples in the last layer; choose one")
+        if self.credit.of_divergence and not self.objective.has_divergence:
+            raise ConfigError(
+                f"{type(self.credit).__name__} is about the terms of a divergence, and {type(self.objective).__name__} has "
+                "none; choose another credit, or objective=elbo"
+            )
         self._samples = self.credit.samples * self.baseline.samples
         self.uniforms = self._samples + self.baseline.draws_another
         self._shape: tuple[int, int] | None = None

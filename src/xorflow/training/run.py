@@ -412,6 +412,11 @@ def _check(options: Options, estimator: Estimator, flow: Trainable, dataset: Dat
         dataset.stream.steps(rows, process_count())
     resolve_device(options.device)
     admitted = estimator.admit(flow)
+    if options.posterior != "none" and estimator.proposal == "p":
+        raise ConfigError(
+            f"posterior has an effect only if the estimator draws from it, and {options.estimator!r} does not; leave posterior "
+            "out, or choose estimator=score-function:objective=elbo"
+        )
     if estimator.takes_soft_targets and not dataset.train.stochastic:
         raise ConfigError(
             "soft_targets is for images whose grey values are binarised afresh, as MNIST's are, and these data are fixed; "
