@@ -171,17 +171,20 @@ def test_a_mixture_under_vmap_is_one_after_the_other(in_dims):
         close(ours, theirs)
 
 
+@pytest.mark.parametrize("lead", [(200,), (1,), (3, 200)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1.0, 300.0])
-def test_shifts_summed_out_without_gradient_are_those_with_one(dtype: torch.dtype, scale: float) -> None:
-    """As probabilities, or as logs where sums of probabilities would vanish."""
+def test_shifts_summed_out_without_gradient_are_those_with_one(
+    dtype: torch.dtype, scale: float, lead: tuple[int, ...]
+) -> None:
+    """As probabilities, or as logs where sums would vanish; of logits for each row, for all rows, or of several draws."""
     kinds = (2, 5, 3, 5, 40)
     generator = torch.Generator().manual_seed(0)
     transform, base = ModularShift(kinds), FactorisedBase(5, categories=kinds, learned=True).to(dtype)
     with torch.no_grad():
         base.logits.copy_(scale * torch.randn(base.logits.shape, generator=generator))
     x = torch.stack([torch.randint(0, k, (200,), generator=generator) for k in kinds], -1)
-    logits = scale * torch.randn(200, transform.choices.flat, generator=generator, dtype=dtype)
+    logits = scale * torch.randn(*lead, transform.choices.flat, generator=generator, dtype=dtype)
     choices = Choices(logits, transform.layout)
     expected = log_marginal(choices, transform, base, x).detach()
     with torch.no_grad():

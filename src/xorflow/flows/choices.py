@@ -269,7 +269,10 @@ class _Categories:
         return torch.logsumexp(self.log_probs() + values, -1)
 
     def log_mixture_of_shifts(self, table: Tensor, x: Tensor) -> Tensor:
-        return self.mean().mul_(_shifted(table.exp(), x)).sum(-1).log_()
+        mean, values = self.mean(), _shifted(table.exp(), x)
+        # in place is quicker, and logits that do not depend on x stand for many rows
+        product = mean.mul_(values) if mean.shape == values.shape else mean * values
+        return product.sum(-1).log_()
 
 
 _LEAST_IN_SUMS = -69.0
