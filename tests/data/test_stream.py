@@ -177,3 +177,14 @@ def test_the_recipe_auto_has_all_rows_in_memory(rows: Path) -> None:
 def test_bad_types_are_named(rows: Path) -> None:
     with pytest.raises(DataError, match="words"):
         streamed(rows, schema={"columns": {"words": {"kind": "number"}}})
+
+
+def test_a_long_pass_says_how_far_it_is(
+    rows: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN", 0)
+    with caplog.at_level("INFO", logger="xorflow"):
+        streamed(rows)
+    first, last = caplog.messages[0], caplog.messages[-1]
+    assert first.startswith("learning the columns: 37 of 612 rows read, about ")
+    assert last == "learning the columns: 612 of 612 rows read, about 0:00:00 left"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -130,7 +131,7 @@ def _top(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 a mistake that one line explains, 130 interrupted."""
     command = typer.main.get_command(app)
-    with guarded():
+    with guarded(), _logged():
         code = 0
         try:
             # not by calling `app`, which ends silently after any broken pipe
@@ -150,6 +151,20 @@ def main(arguments: list[str] | None = None) -> None:
         except ReaderGone:
             code = 0
     sys.exit(code)
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Within this block standard error has what the library logs, such as how far it is with long work."""
+    logger, handler = logging.getLogger("xorflow"), logging.StreamHandler()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _message(error: Any) -> str:

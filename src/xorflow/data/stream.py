@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -255,6 +258,24 @@ def row_groups(paths: Sequence[Path]) -> list[Group]:
     return groups
 
 
+class _Pass:
+    """A pass over all rows, which now and then logs how far it is."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.began = self.said = time.monotonic()
+
+    def on_rows(self, done: int) -> None:
+        now = time.monotonic()
+        if now - self.said >= _SECONDS_BETWEEN:
+            self.said, left = now, timedelta(seconds=round((now - self.began) * (self.rows / done - 1)))
+            read = f"{done:,} of {self.rows:,} rows read, about {left} left"
+            logging.getLogger("xorflow").info("learning the columns: %s", read)
+
+
+_SECONDS_BETWEEN = 20.0
+
+
 def stream_dataset(data: Any, name: str, parts: Parts, *, wishes: Mapping[str, Wish], rare: int) -> Dataset:
     """A data set whose training rows stay in their files; the arguments are those of `load`.
 
@@ -262,9 +283,11 @@ def stream_dataset(data: Any, name: str, parts: Parts, *, wishes: Mapping[str, W
     """
     source = open_table(data)
     groups = row_groups(table_files(data))
-    last = (-1, -1) if parts.column else parts.last_words(sum(group.rows for group in groups))
+    rows_in_all = sum(group.rows for group in groups)
+    last = (-1, -1) if parts.column else parts.last_words(rows_in_all)
     draw, counts = _Draw(parts, last), [Counting(column, kind) for column, kind in source.types.items()]
     held: dict[str, list[tuple[pa.RecordBatch, np.ndarray]]] = {"validation": [], "test": []}
+    progress = _Pass(rows_in_all)
     for place, group in enumerate(groups):
         first = group.first
         with told(source.label):
@@ -277,6 +300,7 @@ def stream_dataset(data: Any, name: str, parts: Parts, *, wishes: Mapping[str, W
                     if (names == part).any():
                         kept.append((batch.filter(pa.array(names == part)), order[names == part]))
                 first += len(batch)
+                progress.on_rows(first)
         groups[place] = replace(group, train=counts[0].rows - sum(before.train for before in groups[:place]))
     parts.require_training(counts[0].rows)
     if parts.column is not None:

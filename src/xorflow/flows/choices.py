@@ -38,8 +38,8 @@ def positive(logits: Tensor) -> Tensor:
 
     :math:`\log(1 + e^{a + \phi}) - \log(1 + e^\phi)` is the difference of two numbers near :math:`\phi` if that is large, and
     float32 has no digits left for it. With u = 0 and u = 1 exchanged the log-odds is :math:`-\phi`, and nothing cancels.
-    Numbers and not booleans: `torch.lerp` by them is exact at both ends, and on the CPU many times as fast as `torch.where`;
-    a comparison takes six times as long as this.
+    Numbers and not booleans: a sum of two products with them is exact, and on the CPU many times as fast as `torch.where`, and
+    twice as fast as `torch.lerp`; a comparison takes six times as long as this.
     """
     return logits.detach().sign().clamp_min_(0)
 
@@ -55,9 +55,11 @@ class _LogMixture(Function):
 
     @staticmethod
     def forward(logits: Tensor, low: Tensor, high: Tensor, swapped: Tensor | None) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        at_high = _likelier_is_high(logits, swapped)
-        near, below = torch.lerp(low, high, at_high), logits.abs().neg_()  # near: of the likelier u
-        raised = torch.lerp(high, low, at_high).sub_(near).add_(below)
+        at_high = _likelier_is_high(positive(logits), swapped)
+        at_low = 1 - at_high
+        near = torch.addcmul(at_low * low, at_high, high)  # of the likelier u
+        below = logits.abs().neg_()
+        raised = torch.addcmul(below, at_low.sub_(at_high), high - low)
         return near.add_(softplus(raised)).sub_(softplus(below)), raised
 
     @staticmethod
@@ -74,19 +76,17 @@ class _LogMixture(Function):
         g = gradients[0]
         if g is None:
             return None, None, None, None
-        at_high = _likelier_is_high(logits, swapped)
+        mirror = positive(logits)
+        at_high = _likelier_is_high(mirror, swapped)
         g_far = g * torch.sigmoid(raised)  # times the posterior of the u that is less likely beforehand
-        g_logits = g_far - g * logits.abs().neg_().sigmoid_()
-        g_logits = g_logits * positive(logits).mul_(-2).add_(1)
-        g_near = g - g_far
-        g_low = torch.lerp(g_near, g_far, at_high)
+        g_logits = (g_far - g * logits.abs().neg_().sigmoid_()) * (1 - 2 * mirror)
+        g_low = torch.addcmul((1 - at_high) * (g - g_far), at_high, g_far)
         gradients = (g_logits, g_low, g - g_low)
         return *(each.sum_to_size(shape) for each, shape in zip(gradients, ctx.shapes, strict=True)), None
 
 
-def _likelier_is_high(logits: Tensor, swapped: Tensor | None) -> Tensor:
-    """1 where the likelier u has the value `high`, and else 0."""
-    mirror = positive(logits)
+def _likelier_is_high(mirror: Tensor, swapped: Tensor | None) -> Tensor:
+    """1 where the likelier u has the value `high`, and else 0; it is u = 1 where `mirror` is 1."""
     return mirror if swapped is None else (mirror - swapped).abs_()
 
 
