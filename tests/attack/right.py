@@ -53,8 +53,9 @@ def require_finite(value: Any) -> None:
 
 
 def require_finite_scores(scores: Mapping[str, Any]) -> None:
-    """Of `score --json`: log p of categories is finite, and not above 0 but for rounding."""
+    """Of `score --json`: log p is finite and, where it is of masses alone, not above 0 but for rounding."""
     log_p = scores["log_prob"]
     require(len(log_p) == scores["rows"], "wrong", "not a number for each row")
-    bound = math.inf if scores["kind"] != "exact" else 1e-4
+    of_masses = set(scores.get("measures", {}).values()) <= {"mass"}
+    bound = 1e-4 if scores["kind"] == "exact" and of_masses else math.inf
     require(all(math.isfinite(v) and v <= bound for v in log_p), "wrong", f"log p of {log_p[:5]}")
