@@ -21,6 +21,7 @@ DOORS: dict[str, Door] = {
     "schema files": tables.schema_file,
     "folders of scores": folders.score,
     "folders of samples": folders.sample,
+    "streams": folders.stream,
     "TOML": options.toml,
     "config.json": options.config_json,
     "options of train": options.train,
@@ -35,5 +36,6 @@ DOORS: dict[str, Door] = {
     "numbers in Python": python_edge.numbers,
     "data sets in Python": python_edge.datasets,
     "fit": python_edge.fit,
+    "save": python_edge.save,
     "load": python_edge.load,
 } | ({"scikit-learn": scikit.estimators} if scikit.THERE else {})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from attack.damage import damaged_bytes, damaged_json, json_bytes
+from attack.right import require_finite_scores, require_trained
 from attack.rule import Case, Outcome, contents, require, strict_json
 from attack.tables import frame
 from tiny_runs import people_file, rows_file
@@ -54,6 +56,48 @@ def sample(case: Case) -> None:
     words = ("sample", "run", "--count", count, "--out", out, "--jobs", "1", *more)
     if case.command(*words, writes=("out", "a", "é🙂")).code == 0:
         _again(case, words, case.folder / out)
+
+
+def stream(case: Case) -> None:
+    """Train on rows that stay in their files, whole, damaged and of other tables; then score some of them."""
+    chance = case.chance
+    table = frame(chance)
+    (case.folder / "rows").mkdir()
+    for name in chance.sample(("a", "b", "c d", "é🙂", "[z]"), chance.choice((1, 1, 2, 3))):
+        path = case.folder / f"rows/{name}.parquet"
+        rows = table if chance.random() < 0.9 else frame(chance)
+        with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):  # what Parquet does not have
+            pq.write_table(rows, path, row_group_size=chance.choice((1, 7, 1000)))
+        if path.exists() and chance.random() < 0.15:
+            content, what = damaged_bytes(path.read_bytes(), chance)
+            case.note(name, what)
+            path.write_bytes(content)
+    part = chance.choice(table.column_names)
+    more = chance.choice(
+        (
+            (),
+            (),
+            (),
+            ("--set", "test=0"),
+            ("--validation", "0"),
+            ("--set", f"part={part}"),
+            ("--set", "rare=3"),
+        )
+    )
+    words = ("train", "--data", chance.choice(("rows", "rows/*.parquet", "rows/*")), *more, *_STREAMED)
+    if case.command(*words, writes=("run",), stop_after=20).code == 0:
+        require_trained(case, case.folder / "run")
+        scored = case.command(
+            "score", "run", "--data", chance.choice([*case.folder.glob("rows/*")]), "--json"
+        )
+        if scored.code == 0:
+            require_finite_scores(scored.json())
+
+
+_STREAMED = (
+    *("--set", "stream=always", "--recipe", "none", "--conditioner", "made:hidden=4", "--epochs", "1"),
+    *("--batch-size", "8", "--device", "cpu", "--out", "run"),
+)
 
 
 def _again(case: Case, words: tuple[str, ...], out: Path) -> None:

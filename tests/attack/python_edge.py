@@ -18,6 +18,7 @@ from attack.world import FINISHED
 from tiny_runs import rows_array, tiny_dataset, tiny_flow
 from xorflow import UserError
 from xorflow.data import Dataset, Split
+from xorflow.data.tables import write_table
 
 TABLE = pa.table({name: ["x", "y", "x"] for name in "abcdef"})
 
@@ -184,6 +185,28 @@ def fit(case: Case) -> None:
         require(not isinstance(again, UserError), "wrong", f"what was saved is not loaded: {again}")
         same = all(torch.equal(t, again.state_dict()[name]) for name, t in flow.state_dict().items())
         require(same, "wrong", "other weights came back")
+
+
+def save(case: Case) -> None:
+    """`save` of models with schemas and data of theirs or of others; commands take the folder."""
+    chance = case.chance
+    schema = xf.data.Schema.fit(TABLE)
+    sizes = chance.choice((schema.categories, schema.categories, schema.categories, (3,) * 6, (2, 2)))
+    base = xf.FactorisedBase(len(sizes), categories=sizes, learned=True)
+    flow = xf.LatentFlow([xf.Layer(xf.MADE(len(sizes), (4,), categories=sizes))], base)
+    write_table(case.folder / "rows.parquet", TABLE, {})
+    data = chance.choice((None, None, case.folder / "rows.parquet", case.world.people, *TEXTS))
+    of_table = chance.random() < 0.5
+    case.note(sizes, of_table, repr(data)[:100])
+    run = case.folder / "run"
+    found = case.python(lambda: xf.save(flow, run, schema if of_table else None, data), writes=("run",))
+    if isinstance(found, UserError):
+        return
+    again = case.python(lambda: xf.load(run))
+    require(not isinstance(again, UserError), "wrong", f"what was saved is not loaded: {again}")
+    case.command("sample", "run", "--count", 2, "--out", "new.npy", writes=("new.npy",))
+    evaluated = case.command("evaluate", "run", "--json")
+    require(evaluated.code == (0 if data is not None else 2), "wrong", f"evaluate: {evaluated.err}")
 
 
 def load(case: Case) -> None:

@@ -165,6 +165,11 @@ def test_what_is_refused(rows: Path, tmp_path_factory: pytest.TempPathFactory) -
         table = pq.read_table(path)
         pq.write_table(table.set_column(4, "part", pa.array(["test"] * len(table))), path)
     refused("no row is to train", lambda: streamed(rows, part="part"))
+    structs = pa.array([{"a": 1}] * 3)
+    refused(
+        "its cells are struct<a: int64>",
+        lambda: load(pa.table({"x": ["a", "b", "a"], "part": structs}), part="part"),
+    )
 
 
 def test_the_recipe_auto_has_all_rows_in_memory(rows: Path) -> None:

@@ -104,6 +104,12 @@ class Parts:
             raise DataError(
                 f"part= names a column, and there is no {column!r} among {', '.join(map(repr, table.schema.names))}"
             )
+        kind = table.schema.field(column).type
+        if pa.types.is_nested(kind):
+            raise DataError(
+                f"column {column!r} names the part of each row, one of {', '.join(_NAMES)}, and its cells are {kind}; name "
+                "another column"
+            )
         distinct = table[column].unique().to_pylist()
         words = {cell: str(cell).strip().lower() for cell in distinct}
         odd = [cell for cell, word in words.items() if word not in _NAMES]
@@ -113,7 +119,7 @@ class Parts:
                 f"{odd[0]!r}: mend it"
             )
         parts = np.array([_NAMES[word] for word in words.values()])
-        return parts[pc.index_in(table[column], value_set=pa.array(distinct, table[column].type)).to_numpy()]
+        return parts[pc.index_in(table[column], value_set=pa.array(distinct, kind)).to_numpy()]
 
     def require_training(self, rows: int) -> None:
         """Refuse a column that names no row for training."""
