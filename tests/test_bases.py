@@ -69,7 +69,7 @@ def test_extreme_uniforms_meet_existing_categories():
 
 
 @pytest.mark.parametrize("name", zoo.names())
-def test_every_reading_of_a_probability_is_the_same(name):
+def test_all_forms_of_a_probability_are_the_same(name):
     base = zoo.make(name).base.requires_grad_(False)
     y, table = all_states(base.states.sizes), padded(base.log_table(), base.states)
     for d, size in enumerate(base.states.sizes):

@@ -180,7 +180,7 @@ def test_score_is_the_log_likelihood_of_the_flow(people: Path, xorflow: Command)
     assert printed == pytest.approx(found["log_prob"], abs=1e-6)
 
 
-def test_the_deterministic_reading_scores_with_the_greedy_flow(people: Path, xorflow: Command) -> None:
+def test_deterministic_scores_are_those_of_the_greedy_flow(people: Path, xorflow: Command) -> None:
     run, data = people / "run", people / "people.csv"
     found = json.loads(xorflow("score", run, "--data", data, "--json", "--flow", "deterministic").out)
     opened = open_run(run)
@@ -210,7 +210,7 @@ def test_two_layers_have_a_bound_and_say_so(deep: Path, xorflow: Command) -> Non
     assert exact["kind"] == "exact"
 
 
-def test_the_refitted_reading_scores_as_reports_say(people: Path, xorflow: Command, tmp_path: Path) -> None:
+def test_the_refitted_flow_scores_as_reports_say(people: Path, xorflow: Command, tmp_path: Path) -> None:
     held_out = tmp_path / "test.parquet"
     run = open_run(people / "run")
     dataset = run.data()

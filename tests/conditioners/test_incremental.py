@@ -27,7 +27,7 @@ def networks(draw):
 
 
 @given(networks(), st.integers(1, 10))
-def test_walking_along_the_order_gives_the_logits_of_a_whole_pass(net, size):
+def test_decoding_along_the_order_gives_the_logits_of_a_whole_pass(net, size):
     generator = torch.Generator().manual_seed(0)
     (source,) = net.sees
     x = torch.randint(12, (5, net.features), generator=generator) % torch.tensor(net.states.sizes)

@@ -78,7 +78,7 @@ def test_steps_look_at_the_pixels_around_them_that_came_earlier(order):
 
 @given(sequences(skipped=True))
 @settings(max_examples=60)
-def test_walking_along_the_order_gives_the_logits_of_a_whole_pass(net):
+def test_decoding_along_the_order_gives_the_logits_of_a_whole_pass(net):
     generator = torch.Generator().manual_seed(0)
     sizes = torch.tensor(net.states.sizes)
     x, trial = (torch.randint(6, (5, net.features), generator=generator) % sizes for _ in range(2))
@@ -154,7 +154,7 @@ def test_steps_whose_number_is_on_the_device_give_the_same(order, skipped, rotar
 
 
 @pytest.mark.parametrize(("kind", "categories"), [("recurrent", 2), ("transformer", 3)])
-def test_what_has_no_such_step_walks_as_ever(kind, categories, monkeypatch):
+def test_what_has_no_such_step_is_decoded_as_ever(kind, categories, monkeypatch):
     monkeypatch.setattr("xorflow._devices.STEPPED_ON", ("cpu",))
     net = sequence(kind, 6, categories=categories)
     flow = zoo.flow(zoo.Layer(net)).double()

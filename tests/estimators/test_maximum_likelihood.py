@@ -166,7 +166,7 @@ def probabilities_of(probabilities: Tensor, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", [name for name in CLOSED if zoo.binary(zoo.make(name))])
-def test_grey_values_have_the_gradient_of_the_likelihood_in_expectation(name):
+def test_soft_targets_have_the_gradient_of_the_likelihood_in_expectation(name):
     """Over every draw of the data: each weighs as much as it is probable."""
     flow = zoo.make(name)
     x, context, parameters = all_states(flow.states.sizes), zoo.context(flow), trainable(flow)
@@ -183,7 +183,7 @@ def test_grey_values_have_the_gradient_of_the_likelihood_in_expectation(name):
 
 
 @pytest.mark.parametrize("name", [name for name in CLOSED if zoo.binary(zoo.make(name))])
-def test_certain_chances_are_the_likelihood(name):
+def test_certain_soft_targets_are_the_likelihood(name):
     flow = zoo.make(name)
     x = all_states(flow.states.sizes)
     context = zoo.rows_of_context(flow, len(x))
@@ -203,7 +203,7 @@ def test_a_feature_s_own_draw_is_gone_from_its_term():
     assert torch.equal(zero, one)
 
 
-def test_grey_values_where_they_mean_nothing_are_refused():
+def test_soft_targets_where_they_mean_nothing_are_refused():
     for name in ("D3 depth 2 reversed", "K3 D3"):
         flow = zoo.make(name)
         with pytest.raises(ModelError, match="binary features in flows of depth 1"):

@@ -139,7 +139,7 @@ def test_samples_follow_it(name: str, depth: int) -> None:
 
 @DEPTHS
 @NAMES
-def test_the_deterministic_reading_is_that_bijection(name: str, depth: int) -> None:
+def test_the_deterministic_flow_is_that_bijection(name: str, depth: int) -> None:
     flow = made(name, depth)
     greedy, x = flow.greedy(), enumerate_states(flow.states.sizes)
     y = x

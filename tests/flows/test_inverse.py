@@ -48,7 +48,7 @@ def test_greedy_takes_the_most_probable_choice_of_each_layer(name):
         assert torch.equal(trace.u[:, index].long(), likeliest.expand(len(x), -1))
 
 
-def test_the_greedy_reading_shares_the_weights():
+def test_the_greedy_flow_shares_the_weights():
     flow = zoo.make("D3 depth 2 reversed")
     greedy = flow.greedy()
     assert list(map(id, greedy.parameters())) == list(map(id, flow.parameters()))

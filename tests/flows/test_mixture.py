@@ -84,7 +84,7 @@ def test_the_likelihood_is_the_weighted_sum_and_sums_to_one(name):
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_the_deterministic_readings_mixed_sum_to_one(name):
+def test_the_deterministic_flows_mixed_sum_to_one(name):
     mixture = MIXTURES[name]().greedy()
     assert all(isinstance(part, Flow) for part in mixture)
     p = distribution(mixture).log_prob(all_states(mixture.states.sizes)).detach().exp()
@@ -137,7 +137,7 @@ def test_the_gradient_is_that_of_the_enumerated_likelihood(name):
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_components_in_turn_have_the_mean_of_their_gradients(name):
+def test_of_a_split_batch_it_is_the_mean_of_the_components_gradients(name):
     """Every component gets every state here: what is left is the plain mean, which is a bound."""
     mixture = MIXTURES[name]()
     x = all_states(mixture.states.sizes)
@@ -155,7 +155,7 @@ def test_components_in_turn_have_the_mean_of_their_gradients(name):
 
 
 @pytest.mark.parametrize("rows", [3, 4, 5])
-def test_in_turn_each_row_is_one_component_s(rows):
+def test_each_row_of_a_split_batch_is_one_component_s(rows):
     mixture = orderings()
     x = all_states(mixture.states.sizes)[:rows]
     shares = torch.arange(rows).tensor_split(3)
@@ -166,7 +166,7 @@ def test_in_turn_each_row_is_one_component_s(rows):
         MaximumLikelihood(split_batch=True)(mixture, x[:2])
 
 
-def test_grey_values_of_components_in_turn():
+def test_soft_targets_of_a_split_batch():
     mixture = orderings()
     x = all_states(mixture.states.sizes)
     probabilities = torch.rand(1, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -33,7 +33,7 @@ def test_log_prob_is_the_enumerated_sum(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_deterministic_reading_sums_to_one(name):
+def test_the_deterministic_flow_sums_to_one(name):
     assert abs(float(log_prob(zoo.make(name).greedy()).exp().sum()) - 1) < 1e-10
 
 

@@ -46,7 +46,7 @@ def test_samples_have_the_exact_law(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_samples_of_the_deterministic_reading_have_its_exact_law(name):
+def test_samples_of_the_deterministic_flow_have_its_exact_law(name):
     flow = zoo.make(name).greedy()
     context = zoo.context(flow)
     p = flow(None if context is None else context[0]).log_prob(all_states(flow.states.sizes)).detach().exp()
@@ -79,7 +79,7 @@ def follows_the_order(flow: LatentFlow) -> bool:
 
 @pytest.mark.parametrize("size", [1, 2, 28])
 @pytest.mark.parametrize("name", zoo.every(follows_the_order))
-def test_an_incremental_walk_leaves_nothing_to_the_full_pass(name, size, monkeypatch):
+def test_incremental_decoding_leaves_nothing_to_the_full_pass(name, size, monkeypatch):
     """Each layer of a MADE takes the one pass that confirms: what incremental decoding gave was already right."""
     monkeypatch.setattr("xorflow.flows.layer._BLOCK_SIZE", size)
     flow = zoo.make(name)

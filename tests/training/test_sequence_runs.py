@@ -207,7 +207,7 @@ def _trained_on_grey(flow: LatentFlow | Mixture, estimator: str, **changes: Any)
     return [p.detach().clone() for p in flow.parameters()]
 
 
-def test_grey_values_reach_every_part_of_a_batch() -> None:
+def test_soft_targets_reach_every_part_of_a_batch() -> None:
     def flow() -> LatentFlow:
         torch.manual_seed(0)
         return LatentFlow([xf.Layer(xf.MADE(6, (8,)))], xf.FactorisedBase(6, learned=True))
@@ -221,7 +221,7 @@ def test_grey_values_reach_every_part_of_a_batch() -> None:
         assert not torch.equal(expected, other)
 
 
-def test_data_that_are_not_drawn_have_no_grey_values(tmp_path: Path) -> None:
+def test_data_that_are_not_drawn_have_no_soft_targets(tmp_path: Path) -> None:
     options = tiny_options(
         images_file(tmp_path / "images.npy"), estimator="maximum-likelihood:soft_targets=true"
     )
@@ -230,7 +230,7 @@ def test_data_that_are_not_drawn_have_no_grey_values(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_components_in_turn_keep_equal_weights(tmp_path: Path) -> None:
+def test_components_of_a_split_batch_keep_equal_weights(tmp_path: Path) -> None:
     train_run(images(tmp_path, "split mixture"), tmp_path / "run")
     flow = load(tmp_path / "run")
     assert isinstance(flow, Mixture)
