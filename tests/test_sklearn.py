@@ -79,6 +79,18 @@ def test_frames_come_in_and_go_out(fitted: FlowDetector) -> None:
     assert isinstance(FlowDensity(**_TINY).fit(other).sample(3), polars.DataFrame)
 
 
+@pytest.mark.parametrize("framed", [True, False])
+def test_samples_have_the_columns_that_are_left_out_as_gaps(framed: bool) -> None:
+    rows: Any = pd.DataFrame({"key": [f"key {n}" for n in range(60)], "word": ["a", "b", "a"] * 20})
+    density = FlowDensity(orderings=1).fit(rows if framed else rows.to_numpy())
+    drawn = density.sample(4)
+    assert drawn.shape == (4, 2)
+    cells = drawn.to_numpy() if framed else drawn
+    assert pd.isna(cells[:, 0]).all()
+    assert set(cells[:, 1]) <= {"a", "b", None}
+    assert np.isfinite(density.score_samples(drawn)).all()
+
+
 def test_what_was_never_seen_is_no_error(fitted: FlowDetector) -> None:
     odd = _frame(3)
     odd["word"] = ["violet", None, "red"]

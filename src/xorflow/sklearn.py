@@ -113,9 +113,15 @@ class FlowDensity(BaseEstimator):
         return float(self.score_samples(X).mean())
 
     def sample(self, n_samples: int = 1, random_state: Any = None) -> Any:
-        """New rows, of the kind that `fit` was given: a frame of pandas or polars, an Arrow table, or an array."""
+        """New rows, of the kind that `fit` was given: a frame of pandas or polars, an Arrow table, or an array.
+
+        Columns that were left out are gaps.
+        """
         check_is_fitted(self)
-        table = self.table_model_.sample(n_samples, _seed(random_state))
+        drawn = self.table_model_.sample(n_samples, _seed(random_state))
+        gaps = pa.nulls(len(drawn), pa.float64() if self.container_ == "array" else pa.null())
+        names = self.table_model_.schema.order
+        table = pa.table({name: drawn[name] if name in drawn.column_names else gaps for name in names})
         if self.container_ == "array":
             columns = [column.to_numpy() for column in table.columns]
             return np.stack(columns, 1)

@@ -47,6 +47,7 @@ def main() -> int:
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a shell starts what is in the background deaf to Ctrl-C
+    sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     warnings.filterwarnings("ignore", message="Duplicate name")  # of archives that are made on purpose
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY,) * 2)
     os.environ |= {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}

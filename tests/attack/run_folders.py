@@ -162,7 +162,7 @@ _FORGERIES: dict[str, Callable[[torch.Tensor, Chance], torch.Tensor]] = {
         chance.choice((torch.float64, torch.float16, torch.int64, torch.uint8))
     ),
     "another shape": lambda tensor, chance: chance.choice(
-        (tensor[:0], tensor[None], tensor.reshape(-1), torch.tensor(1.0))
+        (tensor.new_empty(0), tensor[None], tensor.reshape(-1), torch.tensor(1.0))
     ),
     "repeated": lambda tensor, chance: torch.cat([tensor, tensor]) if tensor.dim() else tensor,
 }

@@ -187,6 +187,14 @@ def test_files_of_weights_lie_in_the_folder(tmp_path: Path, name: str) -> None:
         load_tensors(run, "weights")
 
 
+def test_an_index_of_other_tensors_is_refused(tmp_path: Path) -> None:
+    save_tensors(tmp_path, "beginning", {"a": torch.zeros(2)})
+    save_tensors(tmp_path, "weights", {"a": torch.ones(2)})
+    (tmp_path / "beginning.index.json").rename(tmp_path / "weights.index.json")
+    with pytest.raises(CheckpointError, match=r"names a file of other tensors, 'beginning\.safetensors'"):
+        load_tensors(tmp_path, "weights")
+
+
 @pytest.mark.parametrize("name", ["weights.safetensors", "weights.index.json"])
 def test_a_link_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
@@ -201,10 +209,10 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
 def test_one_file_is_no_two_parts(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
     save_tensors(tmp_path, "weights", {"a": torch.ones(2)})
     whole = tmp_path / "weights.safetensors"
-    link(whole, tmp_path / "again")
+    link(whole, tmp_path / "weights.safetensors.2")
     digest = hashlib.sha256(whole.read_bytes()).hexdigest()
-    edit_index(tmp_path, sha256={"weights.safetensors": digest, "again": digest})
-    with pytest.raises(CheckpointError, match="names one file twice, as again"):
+    edit_index(tmp_path, sha256={"weights.safetensors": digest, "weights.safetensors.2": digest})
+    with pytest.raises(CheckpointError, match=r"names one file twice, as weights\.safetensors\.2"):
         load_tensors(tmp_path, "weights")
 
 

@@ -72,6 +72,8 @@ def load_tensors(folder: Path, stem: str) -> dict[str, Tensor]:
     parts: dict[tuple[int, int], bytes] = {}
     for name, digest in digests.items():
         path = inside(folder, name)
+        if not name.startswith(f"{stem}.safetensors"):
+            raise _damaged(index, f"names a file of other tensors, {name!r}")
         part, state = _read_part(path, digest), os.stat(path)
         if (state.st_dev, state.st_ino) in parts:  # links to one file would take the memory of many
             raise _damaged(index, f"names one file twice, as {name}")

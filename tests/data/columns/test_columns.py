@@ -1,5 +1,6 @@
 """Columns: what they learn, what they make of cells, and that log p integrates to one."""
 
+import dataclasses
 import datetime
 import json
 import math
@@ -207,6 +208,11 @@ def test_bins_are_not_narrower_than_the_resolution() -> None:
     assert np.diff(prices.bins.edges).min() >= 0.01 * (1 - 1e-9)
     drawn = prices.decode(np.arange(prices.states), np.full(prices.states, 0.123)).to_pylist()
     assert all(value == round(value, 2) for value in drawn)
+    far = dataclasses.replace(
+        prices, bins=dataclasses.replace(prices.bins, edges=(*prices.bins.edges[:-1], 1.7e308))
+    )
+    drawn = far.decode(np.arange(far.states), np.full(far.states, 0.9)).to_pylist()
+    assert max(value for value in drawn if value is not None) > 1e300  # and no number overflows on its way
 
 
 def test_unseen_cells_are_something_else() -> None:

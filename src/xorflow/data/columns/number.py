@@ -154,7 +154,11 @@ class Number(Column):
         x[atomic] = self._atoms[which[atomic]]
         bins = which[~atomic] - len(self.atoms)
         x[~atomic] = self.bins.draw(bins, uniforms[~atomic])
-        return _times(np.round(_over(x, self.lattice)), self.lattice) if self.lattice else x
+        if not self.lattice:
+            return x
+        with np.errstate(over="ignore"):  # a number so large lies on any lattice
+            points = _times(np.round(_over(x, self.lattice)), self.lattice)
+        return np.where(np.isfinite(points), points, x)
 
     def _cells(self, x: np.ndarray) -> pa.Array:
         """Numbers as plain cells that the column's type can hold."""
