@@ -1,7 +1,7 @@
 """What the documents say is true: their code and commands run in order, their links lead somewhere, their words fit.
 
 The blocks of one document share a folder, which holds a small table `people.csv`, and its Python blocks a namespace. MNIST is
-cut down to a few real images, so that the commands are those of the document, word by word.
+cut down to a few real images, so that the commands are those of the document, word by word. Examples run as they are.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -214,3 +215,16 @@ def test_every_promise_names_its_test_and_the_tests_exist() -> None:
         assert re.search(rf"^def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), (
             f"{path}::{name}"
         )
+
+
+# ---- the scripts in examples/ run as they are, on small data ----
+
+
+SCRIPTS = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+@pytest.mark.usefixtures("small_world")
+def test_an_example_runs(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(script))
+    assert "nats" in capsys.readouterr().out

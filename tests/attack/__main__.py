@@ -25,10 +25,9 @@ import matplotlib.image  # noqa: F401  # Ctrl-C in an import leaves half a modul
 import torch
 
 from attack.doors import DOORS
-from attack.kills import MODELS, Kills, small_disk
+from attack.processes import MODELS, Kills, small_disk, try_streams
 from attack.rule import Broken, contents, run_case
 from attack.soak import require_flat, soak
-from attack.streams import try_streams
 from attack.world import KINDS, World
 
 STUCK = 600

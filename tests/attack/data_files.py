@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from attack.damage import TEXTS, Chance, damaged_bytes
-from attack.right import require_finite_scores, require_trained
-from attack.rule import Case, require
+from attack.rule import Case, require, require_finite_scores, require_trained
 from command_line import SMALL
 from xorflow import data
 from xorflow.errors import DataError

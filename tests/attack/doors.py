@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attack import data_files, folders, options, python_edge, run_folders, scikit, table_files, tables
+from attack import data_files, folders, options, python_edge, run_folders, table_files, tables
 from attack.rule import Door
 
 DOORS: dict[str, Door] = {
@@ -38,4 +38,4 @@ DOORS: dict[str, Door] = {
     "fit": python_edge.fit,
     "save": python_edge.save,
     "load": python_edge.load,
-} | ({"scikit-learn": scikit.estimators} if scikit.THERE else {})
+} | ({"scikit-learn": python_edge.estimators} if python_edge.SCIKIT_THERE else {})

@@ -11,8 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from attack.damage import damaged_bytes, damaged_json, json_bytes
-from attack.right import require_finite_scores, require_trained
-from attack.rule import Case, Outcome, contents, require, strict_json
+from attack.rule import (
+    Case,
+    Outcome,
+    contents,
+    require,
+    require_finite_scores,
+    require_trained,
+    strict_json,
+)
 from attack.tables import frame
 from tiny_runs import people_file, rows_file
 from xorflow.data.tables import open_table, write_table

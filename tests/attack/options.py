@@ -6,8 +6,7 @@ import json
 from typing import Any, Literal, get_args, get_origin
 
 from attack.damage import HUGE, TEXTS, VALUES, Chance, damaged_bytes, damaged_json, json_bytes
-from attack.right import require_finite_scores, require_trained
-from attack.rule import Case, require
+from attack.rule import Case, require, require_finite_scores, require_trained
 from attack.world import FINISHED, KINDS
 from command_line import SMALL
 from xorflow.training import OPTIONS, Registry

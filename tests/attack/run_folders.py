@@ -14,8 +14,15 @@ import torch
 
 import xorflow as xf
 from attack.damage import Chance, damaged_bytes, damaged_json, damaged_place, flipped, json_bytes
-from attack.right import require_finite, require_finite_scores, require_sums_to_one, require_trained
-from attack.rule import Case, require, strict_json
+from attack.rule import (
+    Case,
+    require,
+    require_finite,
+    require_finite_scores,
+    require_sums_to_one,
+    require_trained,
+    strict_json,
+)
 from attack.world import FINISHED
 from command_line import SMALL
 from xorflow import UserError

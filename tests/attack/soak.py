@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import xorflow as xf
-from attack.kills import MODELS
+from attack.processes import MODELS
 from attack.rule import require
 from attack.world import World
 from tiny_runs import StopAt, continue_run, tiny_options, train_run

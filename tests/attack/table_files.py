@@ -8,8 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from attack.damage import Chance, damaged_bytes
-from attack.right import require_finite_scores, require_trained
-from attack.rule import Case, require
+from attack.rule import Case, require, require_finite_scores, require_trained
 from attack.tables import BINARY, TEXT, frame
 from xorflow.data.tables import open_table, write_table
 

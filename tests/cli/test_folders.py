@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attack.kills import small_disk
+from attack.processes import small_disk
 from command_line import Command, Outcome, finish, start
 from tiny_runs import people_file, rows_file
 from xorflow.batch import Scorer

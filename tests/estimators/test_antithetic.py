@@ -14,14 +14,16 @@ from expectations import (
     EXACT,
     bound,
     bound_gradient,
+    drawn_rules,
     expected_gradient,
+    expected_over,
     gap,
+    local,
     per_draw,
     score_function,
     state,
     trainable,
 )
-from noise import drawn_rules, expected_over, local
 from xorflow import ConfigError, LatentFlow, ModelError
 from xorflow._states import Alphabet, Layout
 from xorflow.estimators import ARMS, DisARM

@@ -14,12 +14,12 @@ from expectations import (
     expected_gradient,
     few,
     gap,
+    local,
     per_draw,
     score_function,
     state,
     trainable,
 )
-from noise import local
 from xorflow import ConfigError, LatentFlow, ModelError
 from xorflow.estimators import Analytic, DoubleCV
 from xorflow.estimators.control_variates import local_slopes

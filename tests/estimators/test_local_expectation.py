@@ -7,8 +7,19 @@ import torch
 
 import zoo
 from enumeration import all_states, gradient
-from expectations import EXACT, bound, bound_gradient, gap, rows, trainable
-from noise import drawn_rules, expected_over, local, one_by_one, product
+from expectations import (
+    EXACT,
+    bound,
+    bound_gradient,
+    drawn_rules,
+    expected_over,
+    gap,
+    local,
+    one_by_one,
+    product,
+    rows,
+    trainable,
+)
 from xorflow import ConfigError, LatentFlow, ModelError
 from xorflow.estimators import Analytic, LocalExpectation
 

@@ -16,12 +16,14 @@ from expectations import (
     bound_gradient,
     cosine,
     expected_gradient,
+    expected_over,
     few,
     gap,
+    gauss,
+    local,
     per_draw,
     state,
 )
-from noise import expected_over, gauss, local
 from xorflow import ConfigError, FactorisedBase, LatentFlow, ModelError
 from xorflow.estimators import Analytic, Concrete, ReinMax, StraightThroughGumbel
 from xorflow.flows.choices import outcomes

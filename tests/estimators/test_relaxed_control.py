@@ -8,8 +8,7 @@ from torch import Tensor
 
 import zoo
 from enumeration import all_states, gradient
-from expectations import bound, gap, networks, trainable
-from noise import drawn_rules, expected_over, gauss, local, thresholds
+from expectations import bound, drawn_rules, expected_over, gap, gauss, local, networks, thresholds, trainable
 from xorflow import ConfigError, LatentFlow, ModelError
 from xorflow.estimators import Rebar, Relax
 from xorflow.estimators.control_variates import conditional

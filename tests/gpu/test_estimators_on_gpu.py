@@ -1,12 +1,15 @@
-"""Every estimator's step at full size on a CUDA device: captured against eager, and for several runs at once."""
+"""Each estimator's step at full size on a CUDA device, captured against eager, and the study of estimators there."""
 
 import pytest
 import torch
 
+from research.estimators import cost as study_cost
+from research.estimators.measure import Bench
 from tiny_runs import make_steps
 from xorflow._cuda.steps import CapturedSteps
+from xorflow.data import mnist
 from xorflow.training import Options, Trainer
-from xorflow.training.build import build_data, build_estimator, build_flow
+from xorflow.training.build import build_data, build_estimator, build_flow, init_from_data
 
 SMALL = {
     "conditioner": "made:hidden=64",
@@ -59,3 +62,56 @@ def test_captured_steps_are_the_plain_ones(estimator: str, layers: int) -> None:
     for plain, captured in zip(*weights, strict=True):
         assert bool(plain.isfinite().all())
         torch.testing.assert_close(captured, plain, rtol=1e-5, atol=1e-6)
+
+
+# ---- the study: captured draws, and the same answers as operation by operation ----
+
+
+STUDIED = [
+    "straight-through", "score-function", "score-function:baseline=greedy",
+    "score-function:baseline=leave-one-out,samples=4,sum_last=true",
+    "vimco:samples=4", "disarm", "arms:samples=4", "rebar", "relax", "double-cv:samples=2", "concrete", "st-gumbel",
+    "reinmax", "maximum-likelihood", "score-function:objective=elbo", "vimco:samples=2,proposal=q",
+]  # fmt: skip
+
+
+def bench(layers: int, draws: int = 32) -> Bench:
+    options = Options().replace(
+        conditioner="made:hidden=64",
+        layers=layers,
+        order="alternating",
+        posterior="mlp:hidden=64",
+        base="fixed",
+    )
+    data = mnist()
+    torch.manual_seed(0)
+    flow = build_flow(options, data)
+    init_from_data(flow, data.train)
+    generator = torch.Generator().manual_seed(0)
+    batches = [data.train.batch(16, generator) for _ in range(5)]
+    return Bench(flow.to("cuda"), batches[0], batches[1:], draws)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_every_estimator_is_captured_and_unbiased_if_it_says_so(layers: int) -> None:
+    study = bench(layers)
+    for text in STUDIED:
+        for row in study.measure(text)["rows"]:
+            assert row["step"] == "captured", text
+            assert row["milliseconds"] > 0
+            if row["claim"] == "unbiased" and row["bias"] is not None:
+                assert abs(row["bias"]) <= 4 * row["bias_noise"], row
+
+
+@pytest.mark.parametrize("text", ["score-function", "disarm", "rebar"])
+def test_captured_draws_are_of_the_same_law(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = bench(2, 128).measure(text)["rows"]
+
+    def never(*arguments: object) -> None:
+        raise RuntimeError("as a step that copies from the host")
+
+    monkeypatch.setattr(study_cost, "_captured", never)
+    for row, eager in zip(captured, bench(2, 128).measure(text)["rows"], strict=True):
+        assert (row["step"], eager["step"]) == ("captured", "eager")
+        error = (row["variance_stderr"] ** 2 + eager["variance_stderr"] ** 2) ** 0.5
+        assert abs(row["variance"] - eager["variance"]) < 5 * error

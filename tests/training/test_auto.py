@@ -1,5 +1,6 @@
-"""The recipe for tables: a distribution, the same every time, that is as good as what it is made of."""
+"""The recipe for tables: a distribution, the same every time, that is as good as what it is made of; trees of columns."""
 
+import itertools
 import json
 import time
 
@@ -13,7 +14,7 @@ from xorflow.data import Dataset, Split
 from xorflow.evaluate import exact
 from xorflow.training import auto
 from xorflow.training.auto import auto_fit
-from xorflow.training.chow_liu import chow_liu
+from xorflow.training.chow_liu import ChowLiu, chow_liu
 from xorflow.training.registry import flow_to_spec
 from xorflow.training.results import independent_nll
 from xorflow.training.spec import flow_from_spec
@@ -149,3 +150,42 @@ def test_what_it_cannot_do_is_said():
         auto_fit(Dataset("all train", data.train, None, None, SIZES))
     with pytest.raises(ConfigError, match="has 1 to 8 orderings; got 9"):
         auto_fit(data, orderings=9)
+
+
+# ---- the best tree of columns: a distribution, and no other tree is better on the rows that it was made of ----
+
+
+TREE_SIZES = (2, 3, 2, 4)
+
+
+def rows(count: int = 500) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(count, 4, generator=generator).mul(torch.tensor(TREE_SIZES)).long()
+    x[:, 3] = torch.where(torch.rand(count, generator=generator) < 0.7, x[:, 1], x[:, 3])
+    x[:, 2] = torch.where(torch.rand(count, generator=generator) < 0.6, x[:, 3] % 2, x[:, 2])
+    return x
+
+
+def test_a_tree_sums_to_one():
+    tree = chow_liu(rows(), TREE_SIZES)
+    assert abs(float(tree.log_prob(all_states(TREE_SIZES)).exp().sum()) - 1) < 1e-12
+
+
+def test_no_other_tree_is_better():
+    x = rows()
+    tree = chow_liu(x, TREE_SIZES)
+    best = tree.log_prob(x).mean()
+    for parents in itertools.product(range(4), repeat=3):
+        whole = torch.tensor([0, *parents])
+        above = whole.clone()
+        for _ in range(4):
+            above = whole[above]
+        if bool((above == 0).all()):  # all lead to the root
+            assert ChowLiu(whole, tree.log_p, tree.offsets).log_prob(x).mean() <= best + 1e-12
+    assert {int(tree.parents[3]), int(tree.parents[1]), int(tree.parents[2])} >= {1, 3} or tree.parents[
+        1
+    ] == 3
+
+
+def test_too_many_values_have_none():
+    assert chow_liu(torch.zeros(3, 2), (9000, 2)) is None

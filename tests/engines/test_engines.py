@@ -1,4 +1,4 @@
-"""Ray on this machine: two workers, one of which is killed in the middle, and every row once."""
+"""Ray and Dask on this machine: two workers, one of which is killed in the middle, and every row once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import dask.dataframe as dd
+import pandas as pd
 import psutil
 import pyarrow as pa
 import pytest
 import ray
 import ray.data
+from distributed import Client, LocalCluster
 
 from command_line import Outcome, finish, start
 from engines.world import FILES, World, dying, workers
@@ -115,3 +118,26 @@ def test_a_damaged_file_fails_alone(world: World, tmp_path: Path) -> None:
         "02.parquet cannot be read as parquet" in finish(start(*command, "--jobs", "2"), PATIENCE).refused()
     )
     assert {*contents(tmp_path / "out")} == {"manifest.json", *(f"0{n}.parquet" for n in (0, 1, 3))}
+
+
+# ---- Dask ----
+
+
+def test_map_partitions_of_dask_with_a_killed_worker(world: World, tmp_path: Path) -> None:
+    scorer = dying(Scorer(world.run), tmp_path)
+
+    def scored(rows: pd.DataFrame) -> pd.DataFrame:
+        return scorer(pa.Table.from_pandas(rows, preserve_index=False)).to_pandas()
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster,
+        Client(cluster),
+    ):
+        frame = dd.read_parquet(str(world.rows), split_row_groups=True)
+        assert frame.npartitions == FILES
+        meta = frame._meta.assign(log_prob=0.0)
+        table = pa.Table.from_pandas(frame.map_partitions(scored, meta=meta).compute())
+    world.require_every_row_once(table)
+    assert (tmp_path / "killed").exists()
+    assert len(workers(tmp_path)) >= 2
+    assert sum(workers(tmp_path).values()) > FILES

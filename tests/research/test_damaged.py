@@ -1,5 +1,6 @@
 """Files of an experiment that were damaged: one line that names the file and says what to do, and no other run is harmed."""
 
+import base64
 import io
 import json
 import shutil
@@ -8,11 +9,18 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from command_line import Command
+from research import results
 from research.__main__ import main
+from research.budgets import find_budget
+from research.paper.figures import draw_best, draw_curves
+from research.paper.study import PAPER
+from research.results import damage_as_error, read_results, write_table
 from tiny_runs import read
+from xorflow import DataError
 
 ROWS = {"paper": "ste-1,marginal,floor", "depth": "ar-1-marginal,ar-2-code", "strong": "made"}
 SELECT, FINAL = "ste-1.ours.seed0.select", "ste-1.ours.seed0.final"
@@ -166,3 +174,64 @@ def test_an_unfinished_run_goes_on_whatever_its_metrics_hold(
     assert research(*given).code == 0
     run = read(tmp_path / "out/runs/marginal.ours.seed0.select.json")
     assert run["metrics"]["epoch"] == [1, 2]
+
+
+# ---- pictures and tables of damaged records ----
+
+
+def run(phase: str, **changes: Any) -> dict[str, Any]:
+    bits = base64.b64encode(np.packbits(np.ones((100, 3, 3), np.uint8)).tobytes()).decode()
+    return {
+        "version": 1, "budget": "full", "row": "ste-1", "variant": "ours", "seed": 0, "phase": phase,
+        "config": {"select": "greedy"}, "selection": {"nll": 1.0}, "evaluation": {"nll": 2.0, "kind": "exact"},
+        "metrics": {"epoch": [1, 2], "validation_nll": [3.0, None]},
+        "samples": {"flow": "latent", "shape": [100, 3, 3], "bits": bits},
+    } | changes  # fmt: skip
+
+
+def put_run(folder: Path, content: dict[str, Any]) -> Path:
+    path = folder / f"runs/ste-1.ours.seed0.{content['phase']}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    results.write(tmp_path / "plan.json", PAPER.plan(find_budget("full")))
+    for phase in ("select", "final"):
+        put_run(tmp_path, run(phase))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [{"epoch": [1], "validation_nll": [1.0, 2.0]}, {"epoch": [1], "validation_nll": [None]}, {"epoch": [1]}, []],
+)  # fmt: skip
+def test_curves(folder: Path, metrics: Any) -> None:
+    put_run(folder, run("select", metrics=metrics))
+    with pytest.raises(DataError) as error:
+        draw_curves(read_results(folder, "paper"), folder / "curves.png")
+    assert str(error.value).startswith("the record of a run of ste-1 is damaged (")
+    assert not (folder / "curves.png").exists()
+
+
+@pytest.mark.parametrize("change", [{"bits": "!"}, {"bits": "AAAA"}, {"bits": 3}, {"shape": [100, 9, 9]}])
+def test_samples(folder: Path, change: dict[str, Any]) -> None:
+    content = run("final")
+    put_run(folder, content | {"samples": content["samples"] | change})
+    found = read_results(folder, "paper")
+    with pytest.raises(DataError) as error:
+        draw_best(found, folder / "samples.png")
+    assert str(error.value).startswith("the record of a run of ste-1 is damaged (")
+    assert sorted(path.name for path in folder.iterdir()) == ["plan.json", "runs"]
+
+
+def test_any_table(folder: Path) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("division by zero")
+
+    with pytest.raises(DataError, match=r"a record in .* is damaged \(ZeroDivisionError division by zero\)"):
+        write_table(folder, broken, broken)
+    with pytest.raises(DataError, match=r"^its own words$"), damage_as_error("a file"):
+        raise DataError("its own words")

@@ -1,13 +1,28 @@
-"""A kill of a run, a full disk and a short soak; `make attack` and `make soak` do it at length."""
+"""A few cases of every door, always the same, a kill, a full disk and a short soak; `make attack` and `make soak` do more."""
 
 import random
 from pathlib import Path
 
 import pytest
 
-from attack.kills import Kills, small_disk
+from attack.doors import DOORS
+from attack.processes import Kills, small_disk
+from attack.rule import contents, run_case
 from attack.soak import require_flat, soak
-from attack.world import World
+from attack.world import KINDS, World
+
+CASES = 25
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_door(world: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for kind in KINDS:
+        world.run(kind)
+    before = contents(world.root)
+    for number in range(CASES):
+        run_case(world, DOORS[name], name, number, seed=0)
+    assert contents(world.root) == before
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(world: World) -> None:
