@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +17,8 @@ from xorflow import evaluate
 _ROWS = 20
 
 
-def write_profile(path: Path, flow: xf.LatentFlow, device: torch.device) -> None:
-    """Profile training, sampling and the bound: depth 1, width 1024."""
+def profiled(flow: xf.LatentFlow, device: torch.device) -> list[str]:
+    """Lines about training, sampling and the bound: depth 1, width 1024."""
     on_cuda = device.type == "cuda"
     batch, samples, images = (256, 1024, 2000) if on_cuda else (128, 64, 100)
     noise = flow.draw_noise(samples, torch.Generator(device).manual_seed(0))
@@ -35,7 +34,7 @@ def write_profile(path: Path, flow: xf.LatentFlow, device: torch.device) -> None
     kind = torch.cuda.get_device_name(device) if on_cuda else f"CPU, {torch.get_num_threads()} threads"
     title = f"Where the time goes on {kind}: depth 1, width 1024, torch {torch.__version__}"
     sections = [_section(name, act, device) for name, act in parts.items()]
-    path.write_text("\n\n".join([title, *sections]) + "\n")
+    return "\n\n".join([title, *sections]).splitlines()
 
 
 def _section(name: str, act: Callable[[], Any], device: torch.device) -> str:

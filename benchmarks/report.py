@@ -51,7 +51,7 @@ def load(folder: Path) -> Results:
 
 def check(name: str, result: dict[str, Any]) -> None:
     """Refuse results that lack something."""
-    missing = {"machine", "versions", "figures", "scaling"} - set(result)
+    missing = {"machine", "versions", "figures", "scaling", "profile"} - set(result)
     for kind, keys in (("figures", FIGURE_KEYS), ("scaling", CURVE_KEYS)):
         for entry in result.get(kind, ()):
             missing |= {f"{entry.get('id', '?')}.{key}" for key in keys - set(entry)}
@@ -102,7 +102,7 @@ def section(name: str, result: dict[str, Any]) -> str:
         f"![How cost grows on {name}](images/performance_scaling_{name}.png)",
     ]
     shown = [figure for figure in aimed if not figure["id"].endswith(("-passes", "-blocks"))]
-    profile = f"Where the time goes: [benchmarks/results/{name}.profile.txt](../benchmarks/results/{name}.profile.txt)."
+    profile = f"Where the time goes: the profile in [benchmarks/results/{name}.json](../benchmarks/results/{name}.json)."
     parts = [
         heading,
         _figure_table(shown),

@@ -1,6 +1,6 @@
 """Measure this machine: `python benchmarks/run.py --name NAME` writes benchmarks/results/NAME.json.
 
-Every figure is a ratio to a reference timed in the same run; NAME.profile.txt says where the time goes.
+Every figure is a ratio to a reference timed in the same run; a profile says where the time goes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import figures
 import scaling
 import xorflow
 from measures import Setup, mismatch
-from profiles import write_profile
+from profiles import profiled
 from xorflow._devices import resolve_device
 from xorflow.errors import UserError
 
@@ -74,7 +74,7 @@ def refuse(message: str) -> NoReturn:
 
 
 def write(folder: Path, name: str, setup: Setup, measured: list[dict[str, Any]]) -> None:
-    """The results file and the profile of this device, after measuring the curves."""
+    """The results file of this device, after measuring the curves and where the time goes."""
     print("measuring how cost grows ...", flush=True)
     curves = scaling.curves(setup.device)
     for curve in curves:
@@ -85,10 +85,10 @@ def write(folder: Path, name: str, setup: Setup, measured: list[dict[str, Any]])
         "versions": _versions() | _references(),
         "figures": measured,
         "scaling": curves,
+        "profile": profiled(setup.flow, setup.device),
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
-    write_profile(folder / f"{name}.profile.txt", setup.flow, setup.device)
 
 
 def _versions() -> dict[str, str]:

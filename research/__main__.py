@@ -12,13 +12,13 @@ import typer
 from research import results
 from research.command import RESULTS, command_of, print_error
 from research.debd import command as debd
-from research.debd.table import write_debd
+from research.debd.study import write_debd
 from research.depth.study import DEPTH
 from research.documents import update_documents
 from research.estimators import command as estimators
 from research.estimators.table import write_study
 from research.mixed import command as mixed
-from research.mixed.table import write_mixed
+from research.mixed.study import write_mixed
 from research.paper.study import PAPER
 from research.strong.study import STRONG
 from xorflow import UserError
@@ -53,15 +53,13 @@ app.command("mixed", epilog=_epilog(mixed.EXAMPLES))(mixed.mixed)
 @app.command("tables")
 def tables(folder: Path = RESULTS) -> None:
     """Pack the records of all studies, and make their tables and pictures from them."""
-    writers = {experiment.name: experiment.write for experiment in EXPERIMENTS} | {"estimators": write_study}
-    for name, write in writers.items():
-        if results.exists(folder / name / "plan.json"):
-            results.pack(folder / name)
-            write(folder / name)
-    for name, write in (("debd", write_debd), ("mixed", write_mixed)):
-        if results.records(folder / name, "runs"):
-            results.pack(folder / name)
-            write(folder / name)
+    writers = {experiment.name: experiment.write for experiment in EXPERIMENTS}
+    others = {"estimators": write_study, "debd": write_debd, "mixed": write_mixed}
+    for name, write in (writers | others).items():
+        study = folder / name
+        if results.exists(study / "plan.json") or results.records(study, "runs"):
+            results.pack(study)
+            write(study)
 
 
 @app.command("docs")

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from research.debd.table import debd_table
+from research.debd.study import debd_table
 from research.depth.table import part_table
 from research.estimators.training_table import objective_table
-from research.mixed.table import mixed_table
+from research.mixed.study import mixed_table
 from research.paper import table as paper
 from research.paper.rows import PAPER_TABLE
 from research.results import Record, parsed, write_bytes

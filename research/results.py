@@ -166,7 +166,7 @@ class Results:
     plan: Record
     runs: tuple[Record, ...]
 
-    def of(self, row: str, variant: str, phase: str) -> list[Record]:
+    def of(self, row: str, phase: str, variant: str = "ours") -> list[Record]:
         """The runs of one phase, by seed."""
         runs = [r for r in self.runs if (r["row"], r.get("variant"), r["phase"]) == (row, variant, phase)]
         return sorted(runs, key=lambda run: run["seed"])
@@ -177,22 +177,26 @@ class Results:
 
     def selection(self, row: str, variant: str) -> Record | None:
         """The run that is best on validation data, of the seeds whose final run is there."""
-        finished = {run["seed"] for run in self.of(row, variant, "final")}
-        choices = [run for run in self.of(row, variant, "select") if run["seed"] in finished]
+        finished = {run["seed"] for run in self.of(row, "final", variant)}
+        choices = [run for run in self.of(row, "select", variant) if run["seed"] in finished]
         return min(choices, key=lambda run: run["selection"]["nll"], default=None)
 
-    def selected(self, row: str, variant: str) -> Record | None:
+    def selected(self, row: str, variant: str = "ours") -> Record | None:
         """The final run of that seed, which is what is reported."""
         best = self.selection(row, variant)
-        finals = self.of(row, variant, "final")
+        finals = self.of(row, "final", variant)
         return None if best is None else next(run for run in finals if run["seed"] == best["seed"])
 
 
 def read_results(folder: Path, command: str) -> Results:
     """What an experiment left in a folder."""
     keys = ("row", "phase", "evaluation")
-    runs = tuple(read(path, command, keys) for path in records(folder, "runs"))
-    return Results(read(folder / "plan.json", command, ("rows",)), runs)
+    return Results(read(folder / "plan.json", command, ("rows",)), read_runs(folder, command, keys))
+
+
+def read_runs(folder: Path, command: str, keys: tuple[str, ...] = ()) -> tuple[Record, ...]:
+    """The records of a study's runs."""
+    return tuple(read(path, command, keys) for path in records(folder, "runs"))
 
 
 def assembled(results: Results, row_of: Callable[[Results, Record], Record | None]) -> Record:
@@ -210,13 +214,13 @@ def assembled(results: Results, row_of: Callable[[Results, Record], Record | Non
 def write_table(
     folder: Path,
     make: Callable[[], Record],
-    markdown: Callable[[Record], str],
+    markdown: Callable[[Record], str] | None = None,
     dump: Callable[[Record], str] = lambda table: json.dumps(table, indent=2) + "\n",
 ) -> Record:
-    """Make `table.json` and `table.md` in the folder of a study; returns the table."""
+    """Make `table.json`, and `table.md` if it has more than documents show, in the folder of a study; returns the table."""
     with damage_as_error(f"a record in {folder}"):
         table = make()
-        texts = {"json": dump(table), "md": f"{markdown(table)}\n"}
+        texts = {"json": dump(table)} | ({"md": f"{markdown(table)}\n"} if markdown else {})
     for ending, text in texts.items():
         write_bytes(folder / f"table.{ending}", text.encode())
     return table

@@ -10,8 +10,7 @@ from rich.console import Console
 
 from research import results
 from research.command import RESULTS, Out, Rows
-from research.debd.study import find_sets, run_of, train_and_score
-from research.debd.table import write_debd
+from research.debd.study import find_sets, run_of, train_and_score, write_debd
 from research.rows import picked
 from research.tables import fixed, terminal_table
 from xorflow.training import Interrupted

@@ -1,7 +1,9 @@
-"""A set, trained with the default and scored once: what a record holds."""
+"""A set, trained with the default and scored once: what a record holds; and the scoreboard, from all records."""
 
 from __future__ import annotations
 
+import json
+import statistics
 import time
 from pathlib import Path
 
@@ -9,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from research import results
 from research.results import Record, keep
+from research.tables import fixed, markdown_table
 from xorflow import ConfigError, auto_fit, data, evaluate
 from xorflow.data import Dataset, Split
 from xorflow.training import chow_liu, independent_nll
@@ -90,3 +94,64 @@ def _beside(dataset: Dataset) -> Record:
         "independent": -independent_nll(dataset, dataset.test),
         "chow_liu": None if tree is None else float(tree.log_prob(dataset.test.values).mean()),
     }
+
+
+# ---- the scoreboard ----
+
+
+_KEYS = ("set", "seed", "ll", "stderr", "seconds", "cpu_seconds", "independent", "chow_liu")
+
+
+def make_table(folder: Path) -> Record:
+    """What `table.json` holds: for each set the mean over seeds, beside the best published figure."""
+    published = json.loads(Path(__file__).with_name("published.json").read_text("utf-8"))
+    runs = results.read_runs(folder, "debd", _KEYS)
+    names = [*dict.fromkeys([*published, *sorted(run["set"] for run in runs)])]
+    rows = [_row(of_set, published) for name in names if (of_set := [r for r in runs if r["set"] == name])]
+    return {"version": results.VERSION, "study": "debd", "rows": rows}
+
+
+def _row(runs: list[Record], published: dict[str, float]) -> Record:
+    """`ll` and `stderr` (over test rows) are means over seeds, times those of the longest run."""
+    first = runs[0]
+    return {
+        "set": first["set"],
+        "ll": statistics.fmean(run["ll"] for run in runs),
+        "kind": first["kind"],
+        "stderr": statistics.fmean(run["stderr"] for run in runs),
+        "seconds": max(run["seconds"] for run in runs),
+        "cpu_seconds": max(run["cpu_seconds"] for run in runs),
+        "device": first["device"],
+        "published": published.get(first["set"]),
+        "independent": first["independent"],
+        "chow_liu": first["chow_liu"],
+        "seeds": [run["seed"] for run in sorted(runs, key=lambda run: run["seed"])],
+        "worst": min(run["ll"] for run in runs),
+        "orderings": [run["auto"]["orderings"] for run in runs],
+    }
+
+
+def debd_table(table: Record) -> str:
+    """Log-likelihoods of test rows; the better of our worst seed and the published one is bold."""
+    return markdown_table(
+        "set | >independent | >Chow-Liu | >best published | >xorflow | >worst seed | >seeds | >seconds | >CPU seconds",
+        map(_cells, table["rows"]),
+    )
+
+
+def _cells(row: Record) -> list[str]:
+    ours, best = f"{row['ll']:.3f} ± {row['stderr']:.3f}", fixed(row["published"], 3)
+    if row["published"] is not None and row["worst"] > row["published"]:
+        ours = f"**{ours}**"
+    elif row["published"] is not None:
+        best = f"**{best}**"
+    return [
+        *(row["set"], fixed(row["independent"], 3), fixed(row["chow_liu"], 3), best, ours),
+        *(fixed(row["worst"], 3), str(len(row["seeds"])), fixed(row["seconds"], 0)),
+        fixed(row["cpu_seconds"], 0),
+    ]
+
+
+def write_debd(folder: Path) -> Record:
+    """`table.json` beside the runs; returns the table."""
+    return results.write_table(folder, lambda: make_table(folder))

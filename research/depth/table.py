@@ -14,8 +14,6 @@ from research.results import VERSION, Record, Results, read_results, share_of_se
 from research.tables import kind_of, markdown_table
 from xorflow.training import spread
 
-_VARIANT = "ours"
-
 
 def make_depth_table(results: Results) -> Record:
     """What `table.json` holds: a row for everything that is finished, in the order of the plan."""
@@ -42,8 +40,8 @@ nats, and at most 13.4 % of 784 pixels are flipped. Their weights are not kept; 
 
 def _rows(results: Results, planned: Record) -> list[Record]:
     """The row of a plan: none if it is not finished, two if it is rebased."""
-    finals = results.of(planned["id"], _VARIANT, "final")
-    selected = results.selected(planned["id"], _VARIANT)
+    finals = results.of(planned["id"], "final")
+    selected = results.selected(planned["id"])
     if selected is None:
         return []
     rows = [_row(results, planned, finals, selected)]
@@ -59,6 +57,9 @@ def _rows(results: Results, planned: Record) -> list[Record]:
     return rows
 
 
+_OF_LAYERS = {"flip_rates": "flip_rate", "greedy_flip_rates": "greedy_flip_rate", "entropy": "entropy"}
+
+
 def _row(
     results: Results,
     planned: Record,
@@ -69,10 +70,6 @@ def _row(
     """Likelihoods are means over seeds; layers and errors over images are those of the seed selected on validation data."""
     evaluation, name = selected["evaluation"], of or planned["id"]
     figures = {key: [run["evaluation"][key] for run in finals] for key in ("nll", "greedy", "refit")}
-    layers = {
-        key: [layer[key] for layer in evaluation["layers"]]
-        for key in ("flip_rate", "greedy_flip_rate", "entropy")
-    }
     return {
         **{key: planned[key] for key in ("id", "title", "family", "series", "base", "depth", "estimator")},
         "greedy": _mean(figures["greedy"]),
@@ -80,9 +77,7 @@ def _row(
         **{key: evaluation[key] for key in ("kind", "stderr", "samples")},
         **({"float32_error": _FLOAT32_ERROR} if planned["rebased"] == "fixed" and of is None else {}),
         "refit": _mean(figures["refit"]),
-        "flip_rates": layers["flip_rate"],
-        "greedy_flip_rates": layers["greedy_flip_rate"],
-        "entropy": layers["entropy"],
+        **{name: [layer[key] for layer in evaluation["layers"]] for name, key in _OF_LAYERS.items()},
         **{key: evaluation[key] for key in ("effective_depth", "parameters")},
         "seconds": round(_seconds(results, planned, finals), 3),
         "seconds_in_all": round(sum(share_of_seconds(run) for run in results.runs if run["row"] == name), 3),
@@ -99,7 +94,7 @@ def _row(
 
 def _validation(results: Results, name: str, own_base: bool) -> dict[str, float]:
     """The figures on validation data, means over seeds: by these rows are chosen."""
-    runs = [run["evaluation"] for run in results.of(name, _VARIANT, "select")]
+    runs = [run["evaluation"] for run in results.of(name, "select")]
     figures = [run["own"] if own_base else run for run in runs]
     keys = {"validation": "nll", "validation_greedy": "greedy", "validation_refit": "refit"}
     return {name: _mean([run[key] for run in figures]) for name, key in keys.items()}
@@ -110,7 +105,7 @@ def _paired(results: Results, rows: Sequence[Record]) -> Record | None:
     pair = _headline_pair(rows)
     if pair is None:
         return None
-    finals = [results.of(row["id"], _VARIANT, "final") for row in pair]
+    finals = [results.of(row["id"], "final") for row in pair]
     if any("values" not in run["evaluation"] for runs in finals for run in runs):
         return None
     one, deep = (np.mean([_unpacked(run["evaluation"]["values"]) for run in runs], 0) for runs in finals)
@@ -151,7 +146,7 @@ def _seconds(results: Results, planned: Record, finals: Sequence[Record]) -> flo
     """Of one final run, with that of the run that it started from."""
     seconds = _mean([share_of_seconds(run) for run in finals])
     before = next((row for row in results.plan["rows"] if row["id"] == planned["init"]), None)
-    earlier = [] if before is None else results.of(before["id"], _VARIANT, "final")
+    earlier = [] if before is None else results.of(before["id"], "final")
     return seconds + (_seconds(results, before, earlier) if before is not None and earlier else 0.0)
 
 

@@ -1,15 +1,18 @@
-"""One estimator on one batch at given weights: its draws, the figures they give, and what a draw costs."""
+"""One estimator on one batch at given weights: its draws, the figures they give, and what a draw costs in passes and time."""
 
 from __future__ import annotations
 
 import copy
+import statistics
+import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from research.estimators.cost import counted_passes, milliseconds, repeatable
 from research.estimators.oracles import Oracle, description, find_oracle
 from research.estimators.statistics import CHANCE, Stream, figures, groups_of, rounded
 from research.results import Record
@@ -273,3 +276,93 @@ def _without_dropout(flow: LatentFlow) -> LatentFlow:
         elif isinstance(module, nn.RNNBase):
             module.dropout = 0.0
     return copied
+
+
+# ---- cost: network passes and time; and how a step is repeated, as one captured launch where it can be ----
+
+
+_TIMED_BLOCKS, _STEPS_A_BLOCK = 5, {"cuda": 40, "cpu": 1}
+_WARM_UP_STEPS = 3
+"""Before a capture or a clock: libraries allocate what they will."""
+
+
+@contextmanager
+def counted_passes(flow: LatentFlow, rows: int) -> Iterator[dict[str, float]]:
+    """Counts evaluations of networks, in batches; `backward` are those that a gradient goes back through."""
+    passes = {"forward": 0.0, "backward": 0.0}
+
+    def count(module: Any, inputs: object, output: Tensor) -> None:
+        del inputs
+        share = output.numel() / module.choices.flat / rows
+        passes["forward"] += share
+        passes["backward"] += share * output.requires_grad
+
+    networks = [n for layer in flow.layers for n in (layer.conditioner, layer.posterior) if n is not None]
+    hooks = [network.register_forward_hook(count) for network in networks]
+    try:
+        yield passes
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def repeatable(
+    step: Callable[[torch.Generator], object],
+    noise: Callable[[], torch.Generator],
+    device: torch.device,
+    *,
+    captured: bool,
+) -> tuple[Callable[[], object], str]:
+    """The step as something to be called again and again, and whether that is one captured launch or not.
+
+    It has then been executed a few times.
+    """
+    if device.type == "cuda" and captured:
+        try:
+            return _captured(step, noise(), device), "captured"
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # a step that copies from the host, such as one of a network that we do not know
+            torch.cuda.synchronize(device)
+    generator = noise()  # a generator that a capture failed with is of no use any more
+    step(generator)
+    return lambda: step(generator), "eager"
+
+
+def _captured(
+    step: Callable[[torch.Generator], object], generator: torch.Generator, device: torch.device
+) -> Callable[[], object]:
+    aside = torch.cuda.Stream(device)
+    aside.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(aside):
+        for _ in range(_WARM_UP_STEPS):
+            step(generator)
+    torch.cuda.current_stream(device).wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        step(generator)
+    return graph.replay
+
+
+def milliseconds(advance: Callable[[], object], device: torch.device) -> float:
+    """The median time of a step: by events on a CUDA device, by the clock elsewhere."""
+    steps = _STEPS_A_BLOCK.get(device.type, 1)
+    for _ in range(_WARM_UP_STEPS):
+        advance()
+    return statistics.median(_block(advance, device, steps) / steps for _ in range(_TIMED_BLOCKS))
+
+
+def _block(advance: Callable[[], object], device: torch.device, steps: int) -> float:
+    if device.type != "cuda":
+        began = time.perf_counter()
+        for _ in range(steps):
+            advance()
+        return 1000 * (time.perf_counter() - began)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(steps):
+        advance()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)

@@ -235,10 +235,6 @@ def _own(name: str, title: str, options: Options, folder: Path, budget: StudyBud
     small, posterior = name in _SMALL, options.posterior != "none"
     points = tuple(point for point in budget.points if not small or point != "middle")
     dataset = functools.cache(lambda: make_data(options, budget))
-
-    def blank() -> LatentFlow:
-        return blank_flow(options, dataset())
-
     return Subject(
         name=name,
         title=title,
@@ -250,7 +246,7 @@ def _own(name: str, title: str, options: Options, folder: Path, budget: StudyBud
         run=folder / "run",
         options=options,
         dataset=dataset,
-        blank=blank,
+        blank=lambda: blank_flow(options, dataset()),
         pinned=small,
     )
 

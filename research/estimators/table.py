@@ -11,8 +11,8 @@ from typing import Any
 
 from research import results as records
 from research.estimators.figures import choose_maps, draw_study
-from research.estimators.files import COMMAND
 from research.estimators.names import POINTS
+from research.estimators.study import COMMAND
 from research.estimators.training_table import SMALL, training_table
 from research.results import Record
 from research.tables import markdown_table, short, with_error

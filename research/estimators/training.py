@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from research import results
-from research.estimators.files import file_name, open_study, read_named, refusal, write_plan
 from research.estimators.models import blank_flow, hidden_units, image_options, make_data, posterior_of
 from research.estimators.names import default_estimators
-from research.estimators.study import StudyRequest
+from research.estimators.study import StudyRequest, file_name, open_study, read_named, refusal, write_plan
 from research.results import Record
 from xorflow import ConfigError
 from xorflow.cli.progress import Planned

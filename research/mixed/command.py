@@ -9,8 +9,7 @@ import typer
 
 from research.command import RESULTS, WORK
 from research.mixed.cells import plan
-from research.mixed.study import fit_and_compare
-from research.mixed.table import mixed_table, write_mixed
+from research.mixed.study import fit_and_compare, mixed_table, write_mixed
 
 EXAMPLES = ("mixed --data packages --mostlyai venv/bin/python",)
 

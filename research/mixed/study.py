@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from research import results
 from research.mixed.cells import PARTS, Arrays, read_cells
 from research.results import Record, exists, keep
+from research.tables import markdown_table
 from xorflow import UserError
 
 MODELS = OURS, LIGHTGBM, CHOW_LIU, MOSTLY = "xorflow", "LightGBM alone", "Chow-Liu tree", "mostlyai-engine"
@@ -77,3 +79,34 @@ def never_together(rows: NDArray[Any], states: int) -> NDArray[Any]:
 def has_pair(rows: NDArray[Any], pairs: NDArray[Any]) -> NDArray[Any]:
     """Which rows have any of these pairs."""
     return np.any(pairs[rows[:, :, None], rows[:, None]], (1, 2))
+
+
+# ---- the table of all ----
+
+
+def make_table(folder: Path) -> Record:
+    """What `table.json` holds: the records, small tables first."""
+    runs = results.read_runs(folder, "mixed", ("table", "rows", "columns", "models"))
+    return {"version": results.VERSION, "study": "mixed", "rows": sorted(runs, key=lambda run: run["rows"])}
+
+
+def mixed_table(table: Record) -> str:
+    """Log-likelihoods of test rows, how much less they are than ours, what fitting cost, and rows with impossible pairs."""
+    return markdown_table(
+        "table | model | >log-likelihood | >less than ours | >CPU seconds | >memory, MB | >impossible",
+        (_cells(run, model) for run in table["rows"] for model in run["models"]),
+    )
+
+
+def _cells(run: Record, model: Record) -> list[str]:
+    ours = model is run["models"][0]
+    of_table = f"{run['table']}, {run['rows']:,} × {run['columns']}"
+    ll, less = ("{:.3f} ± {:.3f}".format(*model[key]) for key in ("ll", "less"))
+    cost = f"{model['cpu_seconds']:.0f}", f"{model['megabytes']:,.0f}"
+    impossible = "{:.1%} ± {:.1%}".format(*model["impossible"])
+    return [of_table if ours else "", model["model"], ll, "–" if ours else less, *cost, impossible]
+
+
+def write_mixed(folder: Path) -> Record:
+    """`table.json` beside the runs; returns the table."""
+    return results.write_table(folder, lambda: make_table(folder))

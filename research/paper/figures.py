@@ -30,7 +30,7 @@ def draw_curves(results: Results, path: Path) -> None:
     level = results.computed("independent-pixels")
     for axes, variant in zip(panels, VARIANTS, strict=True):
         for number, row in enumerate(rows):
-            for run in results.of(row["id"], variant, "select"):
+            for run in results.of(row["id"], "select", variant):
                 with damage_as_error(f"the record of a run of {run['row']}"):
                     _curve(axes, run, f"C{number}" if number < 10 else "black")
         if level is not None:

@@ -53,7 +53,7 @@ def _row(results: Results, planned: Record) -> Record | None:
 
 def _variant(results: Results, row: str, variant: str) -> Record | None:
     """The figures of the selected seed, and their mean and spread over all seeds."""
-    selected, finals = results.selected(row, variant), results.of(row, variant, "final")
+    selected, finals = results.selected(row, variant), results.of(row, "final", variant)
     if selected is None:
         return None
     keys = ("nll", "greedy")
@@ -80,7 +80,7 @@ def _last_change(results: Results, row: str, variant: str) -> float | None:
 
     None where the learning rate falls to zero: such a run comes to rest by itself, converged or not.
     """
-    runs = results.of(row, variant, "select")
+    runs = results.of(row, "select", variant)
     if any(run["config"]["schedule"] != "constant" for run in runs):
         return None
     curves = [values for run in runs if len(values := _validations(run)) > 1]

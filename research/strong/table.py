@@ -11,7 +11,6 @@ from research.samples import save_figure, show_samples
 from research.tables import markdown_table
 from xorflow.training import spread
 
-_VARIANT = "ours"
 _COPIED = (
     *("nll", "kind", "stderr", "components", "draws", "greedy", "greedy_fixed", "refit", "train_nll", "bf16"),
     "sampling",
@@ -26,7 +25,7 @@ def make_strong_table(results: Results) -> Record:
 
     def level(row: Record) -> tuple[float, bool]:
         """On validation data; a mixture comes before its part."""
-        runs = results.of(row["part"] or row["id"], _VARIANT, "select")
+        runs = results.of(row["part"] or row["id"], "select")
         return min((run["selection"]["nll"] for run in runs), default=float("inf")), row["part"] is None
 
     best = min(table["rows"], key=level, default=None)
@@ -40,7 +39,7 @@ def _row(results: Results, planned: Record) -> Record | None:
         return None
     chosen = finals[0]
     each = [run["evaluation"]["nll"] for run in finals]
-    selections = results.of(planned["id"], _VARIANT, "select")
+    selections = results.of(planned["id"], "select")
     return {
         **{key: planned[key] for key in ("id", "title", "recipe", "part")},
         **{key: chosen["evaluation"][key] for key in _COPIED},

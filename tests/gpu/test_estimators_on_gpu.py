@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from research.estimators import cost as study_cost
-from research.estimators.measure import Bench
+from research.estimators import measure
 from tiny_runs import make_steps
 from xorflow._cuda.steps import CapturedSteps
 from xorflow.data import mnist
@@ -75,7 +74,7 @@ STUDIED = [
 ]  # fmt: skip
 
 
-def bench(layers: int, draws: int = 32) -> Bench:
+def bench(layers: int, draws: int = 32) -> measure.Bench:
     options = Options().replace(
         conditioner="made:hidden=64",
         layers=layers,
@@ -89,7 +88,7 @@ def bench(layers: int, draws: int = 32) -> Bench:
     init_from_data(flow, data.train)
     generator = torch.Generator().manual_seed(0)
     batches = [data.train.batch(16, generator) for _ in range(5)]
-    return Bench(flow.to("cuda"), batches[0], batches[1:], draws)  # pyright: ignore[reportArgumentType]
+    return measure.Bench(flow.to("cuda"), batches[0], batches[1:], draws)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -110,7 +109,7 @@ def test_captured_draws_are_of_the_same_law(text: str, monkeypatch: pytest.Monke
     def never(*arguments: object) -> None:
         raise RuntimeError("as a step that copies from the host")
 
-    monkeypatch.setattr(study_cost, "_captured", never)
+    monkeypatch.setattr(measure, "_captured", never)
     for row, eager in zip(captured, bench(2, 128).measure(text)["rows"], strict=True):
         assert (row["step"], eager["step"]) == ("captured", "eager")
         error = (row["variance_stderr"] ** 2 + eager["variance_stderr"] ** 2) ** 0.5

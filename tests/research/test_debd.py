@@ -7,7 +7,7 @@ import pytest
 
 from research.__main__ import main
 from research.debd import command, study
-from research.debd.table import debd_table, make_table
+from research.debd.study import debd_table, make_table
 
 FIGURES = ("ll", "kind", "stderr", "seconds", "cpu_seconds", "device", "published", "independent", "chow_liu")
 

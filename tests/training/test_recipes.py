@@ -82,8 +82,8 @@ def test_the_recipes_for_a_gpu_have_their_figures() -> None:
 
 
 def test_the_recipe_for_two_cores_has_its_figures() -> None:
-    folder = Path(__file__).parents[2] / "research/results/small"
-    result, cost = read(folder / "result.json"), read(folder / "cost.json")
+    folder = Path(__file__).parents[2] / "research/results"
+    result, cost = read(folder / "small/result.json"), read(folder / "costs.json")["small"]
     recipe = RECIPES["recurrent-cpu"]
     assert recipe.machine == "two cores"
     assert recipe.nll == pytest.approx(result["test"]["nll"], abs=0.05)
