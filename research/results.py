@@ -191,12 +191,12 @@ class Results:
 def read_results(folder: Path, command: str) -> Results:
     """What an experiment left in a folder."""
     keys = ("row", "phase", "evaluation")
-    return Results(read(folder / "plan.json", command, ("rows",)), read_runs(folder, command, keys))
+    return Results(read(folder / "plan.json", command, ("rows",)), read_all(folder, "runs", command, keys))
 
 
-def read_runs(folder: Path, command: str, keys: tuple[str, ...] = ()) -> tuple[Record, ...]:
-    """The records of a study's runs."""
-    return tuple(read(path, command, keys) for path in records(folder, "runs"))
+def read_all(folder: Path, kind: str, command: str, keys: tuple[str, ...] = ()) -> tuple[Record, ...]:
+    """All records of a kind."""
+    return tuple(read(path, command, keys) for path in records(folder, kind))
 
 
 def assembled(results: Results, row_of: Callable[[Results, Record], Record | None]) -> Record:

@@ -65,7 +65,6 @@ def train_and_score(path: Path, name: str, seed: int, minutes: float, out: Path)
     fitted = auto_fit(dataset, minutes=minutes, seed=seed)
     log_p = evaluate.exact(fitted.model, dataset.test)
     seconds, cpu = time.monotonic() - began, time.process_time() - cpu
-    figures = log_p.summary()
     keep(
         run_of(out, name, seed),
         {
@@ -73,7 +72,7 @@ def train_and_score(path: Path, name: str, seed: int, minutes: float, out: Path)
             "seed": seed,
             "ll": -log_p.nll,
             "kind": log_p.kind,
-            "stderr": figures["stderr"],
+            "stderr": log_p.stderr,
             "seconds": round(seconds, 1),
             "cpu_seconds": round(cpu, 1),
             "device": f"{torch.get_num_threads()} threads",
@@ -105,7 +104,7 @@ _KEYS = ("set", "seed", "ll", "stderr", "seconds", "cpu_seconds", "independent",
 def make_table(folder: Path) -> Record:
     """What `table.json` holds: for each set the mean over seeds, beside the best published figure."""
     published = json.loads(Path(__file__).with_name("published.json").read_text("utf-8"))
-    runs = results.read_runs(folder, "debd", _KEYS)
+    runs = results.read_all(folder, "runs", "debd", _KEYS)
     names = [*dict.fromkeys([*published, *sorted(run["set"] for run in runs)])]
     rows = [_row(of_set, published) for name in names if (of_set := [r for r in runs if r["set"] == name])]
     return {"version": results.VERSION, "study": "debd", "rows": rows}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.benchmark import Timer
 
 from research.estimators.oracles import Oracle, description, find_oracle
 from research.estimators.statistics import CHANCE, Stream, figures, groups_of, rounded
@@ -283,7 +283,7 @@ def _without_dropout(flow: LatentFlow) -> LatentFlow:
 
 _TIMED_BLOCKS, _STEPS_A_BLOCK = 5, {"cuda": 40, "cpu": 1}
 _WARM_UP_STEPS = 3
-"""Before a capture or a clock: libraries allocate what they will."""
+"""Before a capture: libraries allocate what they will."""
 
 
 @contextmanager
@@ -346,23 +346,7 @@ def _captured(
 
 
 def milliseconds(advance: Callable[[], object], device: torch.device) -> float:
-    """The median time of a step: by events on a CUDA device, by the clock elsewhere."""
+    """The median time of a step, with whatever a device still has to do for it."""
+    timer = Timer("advance()", globals={"advance": advance}, num_threads=torch.get_num_threads())
     steps = _STEPS_A_BLOCK.get(device.type, 1)
-    for _ in range(_WARM_UP_STEPS):
-        advance()
-    return statistics.median(_block(advance, device, steps) / steps for _ in range(_TIMED_BLOCKS))
-
-
-def _block(advance: Callable[[], object], device: torch.device, steps: int) -> float:
-    if device.type != "cuda":
-        began = time.perf_counter()
-        for _ in range(steps):
-            advance()
-        return 1000 * (time.perf_counter() - began)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(steps):
-        advance()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end)
+    return 1000 * statistics.median(timer.timeit(steps).mean for _ in range(_TIMED_BLOCKS))

@@ -58,11 +58,7 @@ class StudyResults:
 def read_study(folder: Path) -> StudyResults:
     """What a study left in a folder."""
     plan = records.read(folder / "plan.json", COMMAND, ("settings", "models"))
-    kinds = [
-        tuple(records.read(path, COMMAND) for path in records.records(folder, kind))
-        for kind in ("parts", "training")
-    ]
-    return StudyResults(plan, *kinds)
+    return StudyResults(plan, *(records.read_all(folder, kind, COMMAND) for kind in ("parts", "training")))
 
 
 # ---- the table as numbers ----

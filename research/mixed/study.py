@@ -86,7 +86,7 @@ def has_pair(rows: NDArray[Any], pairs: NDArray[Any]) -> NDArray[Any]:
 
 def make_table(folder: Path) -> Record:
     """What `table.json` holds: the records, small tables first."""
-    runs = results.read_runs(folder, "mixed", ("table", "rows", "columns", "models"))
+    runs = results.read_all(folder, "runs", "mixed", ("table", "rows", "columns", "models"))
     return {"version": results.VERSION, "study": "mixed", "rows": sorted(runs, key=lambda run: run["rows"])}
 
 
