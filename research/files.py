@@ -98,6 +98,12 @@ def require_same(held: Record, wanted: Record, made: str, remedy: str, but: tupl
             raise ConfigError(f"{made} with {key} {held[key]!r}, and the row now says {value!r}: {remedy}")
 
 
+def require_begun(folder: Path, held: Options, wanted: Options) -> None:
+    """Refuse to go on with a run that was begun with other options."""
+    remedy = "remove that folder, or choose another --work"
+    require_same(held.to_json(), wanted.to_json(), f"the run in {folder} was begun", remedy)
+
+
 def read_finished(name: RunName, out: Path, config: Record, command: str) -> Record | None:
     """The record of a finished run, or None; it must have been made with these options, but for the length of a final run."""
     path = name.file(out)

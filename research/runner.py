@@ -16,7 +16,7 @@ from typing import Any
 from research import results
 from research.budgets import PHASES, Phase, write_digits
 from research.experiment import Request, Trained
-from research.files import RunName, open_results, read_curves, read_finished, read_trained, require_same
+from research.files import RunName, open_results, read_curves, read_finished, read_trained, require_begun
 from research.results import Record
 from research.rows import VARIANTS, ComputedRow, TrainedRow
 from research.samples import draw_samples
@@ -130,10 +130,7 @@ class Runner:
                 damaged.append(Outcome(job, None, str(error)))
                 continue
             if begun is not None:
-                remedy = "remove that folder, or choose another --work"
-                require_same(
-                    begun.to_json(), job.options.to_json(), f"the run in {job.out} was begun", remedy
-                )
+                require_begun(job.out, begun, job.options)
             jobs.append(job)
         if observer is not None:
             for outcome in damaged:

@@ -17,7 +17,7 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from research.estimators.markers import PRINTED, Markers, add_legend, legend_height
+from research.estimators.markers import PRINTED, Markers, legend_height
 from research.estimators.names import POINTS
 from research.estimators.statistics import CHANCE
 from research.estimators.training_table import FEWEST, SMALL, Group, training_groups
@@ -133,7 +133,7 @@ def _draw_grid(
                 under(axes, panel)
             axes.set_xlabel(labels[0] if panels is lines[-1] else "")
         axes_of_line[0].set_ylabel(labels[1])
-    add_legend(figure, markers.handles())
+    markers.add_legend(figure)
     save_figure(figure, path, PRINTED)
 
 
@@ -266,7 +266,7 @@ def draw_training(table: Record, path: Path) -> None:
         for place, (objective, spots) in enumerate(measured[depth], first + 1):
             axes = figure.add_subplot(len(depths), columns, place)
             _draw_variance(axes, f"depth {depth}: {objective}", spots, markers)
-    add_legend(figure, markers.handles())
+    markers.add_legend(figure)
     save_figure(figure, path, PRINTED)
 
 

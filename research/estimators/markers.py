@@ -69,16 +69,10 @@ class Markers:
         look: dict[str, Any] = self._of(text) | edge
         axes.plot([at[0]], [at[1]], markersize=6.5, **look)
 
-    def handles(self) -> list[Line2D]:
-        """For a legend."""
-        return [Line2D([], [], label=text, **self._of(text)) for text in self.names]
-
-
-def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
-    """Below the panels, so that they have the width of a page."""
-    figure.legend(
-        handles=list(handles), loc="outside lower center", ncols=_COLUMNS, frameon=False, fontsize=8
-    )
+    def add_legend(self, figure: Figure) -> None:
+        """Below the panels, so that they have the width of a page."""
+        handles: list[Artist] = [Line2D([], [], label=text, **self._of(text)) for text in self.names]
+        figure.legend(handles=handles, loc="outside lower center", ncols=_COLUMNS, frameon=False, fontsize=8)
 
 
 def legend_height(count: int) -> float:

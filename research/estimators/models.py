@@ -13,7 +13,7 @@ from torch import nn
 
 from research.budgets import write_digits, write_images
 from research.estimators.names import POINTS, default_estimators
-from research.files import require_same
+from research.files import require_begun
 from research.results import Record
 from xorflow import LatentFlow
 from xorflow.data import Dataset
@@ -126,9 +126,7 @@ class Subject:
     def _train(self, middle: Path) -> None:
         keeper = _Keeper(middle, middle_epoch(self.options.epochs))
         if (self.run / "config.json").exists():
-            before = read_config(self.run / "config.json")[0].to_json()
-            remedy = "remove that folder, or choose another --work"
-            require_same(before, self.options.to_json(), f"the run in {self.run} was begun", remedy)
+            require_begun(self.run, read_config(self.run / "config.json")[0], self.options)
             device = {"device": self.options.device}
             trainer = resume_run(self.run, device, keeper, dataset=self.dataset())
         else:

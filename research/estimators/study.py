@@ -214,7 +214,7 @@ class Study:
         for subject in self._subjects.values():
             texts = self._request.estimators or subject.estimators
             pieces = [Piece(subject.name, point, text) for point in self._points(subject) for text in texts]
-            pieces = [piece for piece in pieces if self._measured(piece) is None]
+            pieces = [p for p in pieces if read_named(p.file(self._request.out), **vars(p)) is None]
             refused: dict[str, UserError] = {}
             if pieces:
                 flow = subject.blank()
@@ -229,9 +229,6 @@ class Study:
             if text not in taken:
                 raise reasons[text]
         return missing
-
-    def _measured(self, piece: Piece) -> Record | None:
-        return read_named(piece.file(self._request.out), **vars(piece))
 
     # ---- the work ----
 
