@@ -220,7 +220,7 @@ def test_every_promise_names_its_test_and_the_tests_exist() -> None:
 # ---- the scripts in examples/ run as they are, on small data ----
 
 
-SCRIPTS = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)

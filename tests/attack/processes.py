@@ -153,7 +153,7 @@ def small_disk(folder: Path, size: int = 2**20) -> Iterator[Path | None]:
             subprocess.run(("umount", folder), check=True)
 
 
-PATIENT = 120
+_PATIENT_OF_STREAMS = 120
 
 OUT = (
     "",
@@ -211,7 +211,7 @@ def try_stream(world: World, chance: random.Random, folder: Path) -> str:
         env=os.environ | {"XORFLOW": XORFLOW[0], "OMP_NUM_THREADS": "1"} | environment, start_new_session=True,
     )  # fmt: skip
     try:
-        _, err = process.communicate(timeout=PATIENT)
+        _, err = process.communicate(timeout=_PATIENT_OF_STREAMS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         require(False, "hang", what)
