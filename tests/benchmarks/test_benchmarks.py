@@ -326,7 +326,7 @@ def test_committed_results_are_whole(bench: SimpleNamespace) -> None:
             assert figure["ratio"] == pytest.approx(figure["reference_value"] / figure["value"])
             assert (figure["met"] is None) == (figure["target"] is None)
         assert max(max(c["sizes"]) for c in result["scaling"] if c["against"] == "D") == 12288
-        assert sum(line.startswith("== ") for line in result["profile"]) == 3
+        assert sum(line.startswith("== ") for line in result["profile"]) >= 3
 
 
 def test_committed_results_are_of_what_is_measured(bench: SimpleNamespace) -> None:
