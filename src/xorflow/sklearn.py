@@ -119,9 +119,8 @@ class FlowDensity(BaseEstimator):
         """
         check_is_fitted(self)
         drawn = self.table_model_.sample(n_samples, _seed(random_state))
-        gaps = pa.nulls(len(drawn), pa.float64() if self.container_ == "array" else pa.null())
-        names = self.table_model_.schema.order
-        table = pa.table({name: drawn[name] if name in drawn.column_names else gaps for name in names})
+        kind = pa.float64() if self.container_ == "array" else None
+        table = self.table_model_.schema.with_left_out(drawn, kind)
         if self.container_ == "array":
             columns = [column.to_numpy() for column in table.columns]
             return np.stack(columns, 1)

@@ -209,6 +209,7 @@ def readers(case: Case) -> None:
         "samples.csv",
         "samples.npy",
         "samples.png",
+        "samples.parquet",
         "out",
         "new.CSV",
         "é🙂.csv",
@@ -229,7 +230,11 @@ def first_words(case: Case) -> None:
         chance.choice((*TEXTS, "train", "score", "--help", "--version", "-h", "evaluate"))
         for _ in range(chance.randrange(4))
     ]
-    if words[:1] == ["train"] and "--help" not in words and "-h" not in words:
+    if (
+        [word for word in words if word != "--"][:1] == ["train"]
+        and "--help" not in words
+        and "-h" not in words
+    ):
         words += ["--epochs", "0"]  # all else might be a good command
     case.command(*words, stop_after=5)
 

@@ -120,13 +120,13 @@ def forged(case: Case) -> None:
     if chance.random() < 0.1:
         tensors |= {chance.choice(("magic", "", "layers.9", "x" * 300)): torch.zeros(3)}
     save_tensors(run, "weights", tensors)
-    overflows = any(
-        "largest" in note for note in case.notes
-    )  # for which Python has no error, and every command has
-    readers = (
-        (_score, _sample, _evaluate, _combine) if overflows else (_score, _sample, _load, _evaluate, _combine)
-    )
+    readers = (_score, _sample, _evaluate, _combine) + (() if _overflows(case) else (_load,))
     chance.choice(readers)(case, kind, "config.json")
+
+
+def _overflows(case: Case) -> bool:
+    """Whether some rows have no likelihood: for them every command has an error, and Python has none."""
+    return any("largest" in note for note in case.notes)
 
 
 def forged_schema(case: Case) -> None:
@@ -209,7 +209,7 @@ def _score(case: Case, kind: str, name: str) -> None:
         if _as_before(name):
             whole = case.command("score", case.world.run(kind), *given).json()
             require(scores == whole, "wrong", "other scores than before")
-        else:
+        elif not _overflows(case):
             require_sums_to_one(open_run(case.folder / "run").flow)
 
 

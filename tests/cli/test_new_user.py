@@ -76,6 +76,28 @@ def test_scores_say_of_which_measure_they_are(tmp_path: Path, xorflow: Command) 
     assert np.load(tmp_path / "scores.npy") == pytest.approx(expected, abs=1e-5)
 
 
+def test_samples_have_all_columns_and_those_that_are_left_out_are_gaps(
+    tmp_path: Path, xorflow: Command
+) -> None:
+    """Of a table without a header, too, whose columns are told by their places."""
+    rows = "\n".join(f"key {n},{'ab'[n % 2]},{n % 3}" for n in range(60))
+    (tmp_path / "rows.csv").write_text(f"{rows}\n")
+    trained = xorflow(
+        "train", "--data", tmp_path / "rows.csv", "--no-header", "--out", tmp_path / "run", *SMALL
+    )
+    assert "left out" in trained.out
+    for name in ("new.csv", "new.parquet", "new.data"):
+        out = tmp_path / name
+        assert xorflow("sample", tmp_path / "run", "--count", 2, "--out", out).code == 0
+        given = ("--data", out, "--json", *(() if name == "new.parquet" else ("--no-header",)))
+        assert json.loads(xorflow("score", tmp_path / "run", *given).out)["rows"] == 2
+    assert parquet.read_table(tmp_path / "new.parquet")["column 1"].null_count == 2
+    printed = json.loads(
+        xorflow("sample", tmp_path / "run", "--count", 2, "--json", "--out", tmp_path / "x.csv").out
+    )
+    assert [row[0] for row in printed] == [None, None]
+
+
 def test_a_model_of_a_loop_of_ones_own_is_evaluated_on_the_data_that_it_names(
     tmp_path: Path, xorflow: Command
 ) -> None:

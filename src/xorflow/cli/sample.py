@@ -31,6 +31,7 @@ from xorflow.cli.runs import (
 )
 from xorflow.data import write_rows
 from xorflow.data.checks import narrow
+from xorflow.data.columns.types import python_values
 from xorflow.data.tables import SUFFIXES
 from xorflow.errors import ConfigError
 from xorflow.evaluate import rows_at_a_time
@@ -84,7 +85,8 @@ def sample(
     if as_json:
         rows = x.tolist()
         if opened.schema is not None:
-            rows = [[*row.values()] for row in opened.schema.decode(x.numpy(), seed).to_pylist()]
+            table = opened.schema.with_left_out(opened.schema.decode(x.numpy(), seed))
+            rows = [*zip(*map(python_values, table.columns), strict=True)]
         typer.echo(json.dumps(rows, default=str))  # dates
     else:
         typer.echo(f"wrote {out}")

@@ -200,7 +200,7 @@ def write_rows(
             f"{path} cannot be written: there is no folder {path.parent}; make it, or choose another"
         )
     if schema is not None:
-        table = schema.decode(values.numpy(), seed)
+        table = schema.with_left_out(schema.decode(values.numpy(), seed))
         write_table(path, without_formulas(table) if quote_formulas else table, schema.layout)
         return
     if path.suffix.lower() != ".npy":

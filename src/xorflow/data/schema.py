@@ -15,7 +15,7 @@ import pyarrow as pa
 from xorflow.data.checks import validate
 from xorflow.data.columns import KINDS, Column, Moment, Number, column_from_json
 from xorflow.data.columns.tally import Tally
-from xorflow.data.columns.types import is_text, restored, value_type
+from xorflow.data.columns.types import is_text, python_values, restored, value_type
 from xorflow.data.delimited import SEPARATORS
 from xorflow.data.kinds import kind_of
 from xorflow.data.schema_file import LEFT_OUT, Wish
@@ -161,6 +161,11 @@ class Schema:
         cells = [column.decode(codes[:, d], uniforms[:, d]) for d, column in enumerate(self.columns)]
         return pa.table(cells, names=[*self.names])
 
+    def with_left_out(self, rows: pa.Table, kind: pa.DataType | None = None) -> pa.Table:
+        """Rows with all columns that came in, in their order; those that are left out are gaps, of any type."""
+        gaps = pa.nulls(len(rows), kind or pa.null())
+        return pa.table({name: rows[name] if name in self.names else gaps for name in self.order})
+
     def _cells(self, column: Column, cells: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
         if not is_text(cells.type):
             return cells
@@ -251,7 +256,7 @@ def _values(column: Column) -> str:
         low, high = column.ends
         if isinstance(column, Moment):
             ticks = np.rint(np.array([low, high]) * column.tick).astype(np.int64)
-            return " to ".join(map(str, restored(pa.array(ticks), column.type).to_pylist()))
+            return " to ".join(map(str, python_values(restored(pa.array(ticks), column.type))))
         return f"{low:.6g} to {high:.6g}"
     values = [*getattr(column, "values", ())]
     shown = ", ".join(str(value) for value in values[:_FEW])

@@ -16,6 +16,7 @@ from xorflow import evaluate
 from xorflow._devices import out_of_memory_as_error, resolve_device
 from xorflow._files import write_json
 from xorflow.data import Dataset, Split
+from xorflow.data.columns.types import python_values
 from xorflow.errors import ConfigError, UserError
 from xorflow.flows import LatentFlow, Mixture
 from xorflow.training.auto import Auto, AutoObserver, auto_fit, unsuitable
@@ -221,7 +222,8 @@ def _rows(model: Trainable, dataset: Dataset, split: Split) -> dict[str, list[li
     states = {"data": split.values[:_ROWS], "samples": model().sample((_ROWS,), generator=generator)}
     texts = {}
     for name, x in states.items():
-        columns = dataset.schema.decode(x.cpu()).to_pydict().values() if dataset.schema else x.T.tolist()
+        schema = dataset.schema
+        columns = map(python_values, schema.decode(x.cpu()).columns) if schema else x.T.tolist()
         texts[name] = [
             ["" if cell is None else str(cell) for cell in row] for row in zip(*columns, strict=True)
         ]

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from xorflow.data import Schema
 from xorflow.data.columns import (
     KINDS,
     Category,
@@ -23,6 +24,7 @@ from xorflow.data.columns import (
     tally,
 )
 from xorflow.data.columns.tally import Counting, Tally
+from xorflow.data.columns.types import python_values
 from xorflow.errors import DataError
 
 
@@ -224,6 +226,15 @@ def test_bins_are_not_narrower_than_the_resolution() -> None:
     )
     drawn = far.decode(np.arange(far.states), np.full(far.states, 0.9)).to_pylist()
     assert max(value for value in drawn if value is not None) > 1e300  # and no number overflows on its way
+
+
+def test_values_that_python_lacks_are_texts() -> None:
+    days = pa.array([0, 5_000_000, -(2**31)], pa.int32()).cast(pa.date32())
+    assert python_values(days[:1]) == [datetime.date(1970, 1, 1)]
+    assert python_values(days) == ["1970-01-01", "15659-07-15", "<value out of range: -2147483648>"]
+    assert "15659" in str(
+        Schema.fit(pa.table({"day": pa.array([*range(99), 5_000_000], pa.int32()).cast(pa.date32())}))
+    )
 
 
 def test_unseen_cells_are_something_else() -> None:

@@ -99,6 +99,14 @@ def restored(cells: pa.Array, kind: pa.DataType) -> pa.Array:
     return cells.cast(kind, safe=False)
 
 
+def python_values(cells: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Cells as Python has them; dates and times beyond its years as texts."""
+    try:
+        return cells.to_pylist()
+    except (OverflowError, ValueError):
+        return cells.cast(pa.string()).to_pylist()
+
+
 def ticks_per_day(kind: pa.DataType) -> int:
     """Of a type that holds dates or times."""
     return (
