@@ -112,7 +112,6 @@ def test_a_value_outside_its_rule_is_refused_with_the_rule(name: str, value: obj
         ({"compile": True}, "compile has an effect only if conditioner is transformer"),
         ({"optimiser": "muon"}, "got optimiser=muon with conditioner=made: leave optimiser at adam, or choose"),
         ({"patience": 3, "validation": 0}, "is not 0; got patience=3 with validation=0.0: leave patience at none"),
-        ({"select": "greedy", "validation": 0}, "is not 0; got select=greedy with validation=0.0: leave select at likelihood"),
         ({"layers": 2, "mixture": "2"}, "a mixture is of flows of one layer"),
         ({"posterior": "mlp", "mixture": "2"}, "a mixture is of flows of one layer"),
     ],

@@ -310,7 +310,6 @@ class Options:
     select: Literal["likelihood", "greedy"] = _training(
         "likelihood",
         "by which likelihood of validation data weights are kept; `greedy` is that of the flow",
-        needs=(Needs("validation", (0,), but=True),),
     )
     minutes: float = _training(2.0, "that recipe auto may take", range=_POSITIVE, needs=(_AUTO,), flag=True)
     orderings: int | None = _training(
