@@ -145,7 +145,7 @@ def test_an_interrupted_run_goes_on_from_the_units_that_are_done(
     run = tmp_path / "run"
     said = train(xorflow, people, run)
     assert said.code == 130
-    assert f"what is done is kept; continue with: xorflow train --out {run} --resume" in said.err
+    assert f"what was saved is kept; continue with: xorflow train --out {run} --resume" in said.err
     assert "is not finished; continue it with" in xorflow("evaluate", run).err
     made.clear()
     assert xorflow("train", "--out", run, "--resume").code == 0

@@ -12,9 +12,10 @@ from rich.console import Console
 from xorflow.cli import progress
 from xorflow.cli.progress import Display, Planned
 from xorflow.cli.sample import image_grid, save_image_grid
-from xorflow.cli.train import reported_part, run_figures
+from xorflow.cli.train import run_figures
 from xorflow.errors import CheckpointError
 from xorflow.training import Job, Options, Outcome
+from xorflow.training.folder import reported_part
 
 EXACT = {"nll": 90.504, "kind": "exact", "stderr": 0.236, "refit_nll": 124.906, "refit_stderr": 0.2795}
 BOUND = EXACT | {"kind": "lower bound", "samples": 1000, "stderr": None}

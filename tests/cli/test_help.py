@@ -11,7 +11,8 @@ from rich.console import Console
 from command_line import SMALL, Command, finish, start
 from tiny_runs import read, rows_file
 from xorflow import __version__
-from xorflow.cli.train import TrainingDisplay, run_figures, show_summary
+from xorflow.cli.progress import TrainingDisplay
+from xorflow.cli.train import run_figures, show_summary
 from xorflow.training import OPTIONS, Progress
 
 COMMANDS = (
@@ -138,7 +139,7 @@ def test_the_progress_bar_fits_the_terminal_and_shows_time_left_and_validation(c
         display.on_start(11700, Progress(step=100))
         display.on_step(5000)
         display.on_epoch({"epoch": 13, "step": 5070, "train_nll": 101.234, "validation_nll": 102.351})
-        display._bar.refresh()
+        display.refresh()
     frames = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue()))
     last = [frame for frame in frames if "epoch 13" in frame][-1]
     assert len(last) <= columns

@@ -1,96 +1,23 @@
-"""What a person sees of a run of the recipe auto: each unit as it is made, and at the end what was reached, by column."""
+"""What a person sees of a table: how it was read and, at the end of a run of the recipe auto, what was reached, by column."""
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import typer
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xorflow import training
 from xorflow.cli.runs import plain_table
-from xorflow.cli.sample import write_samples
 from xorflow.data import Dataset
-from xorflow.training import Interrupted
-from xorflow.training.auto import AutoObserver
-from xorflow.training.auto_run import AutoRun
+from xorflow.training.folder import reported_part
 
 _MOST_COLUMNS = 12
 """So many columns are shown, those first where the model is better than independence by most."""
 _MOST_SHOWN = 6
 """So many columns of rows."""
-
-
-class AutoDisplay(Progress):
-    """A line for each unit that is made and, on a terminal, a bar with the time left."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=None),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-            console=console,
-            disable=not console.is_terminal,
-            expand=True,
-            transient=True,
-            refresh_per_second=2,
-        )
-        self._task = self.add_task("trees and networks", total=None, left="")
-        self._ends: float | None = None
-
-    def on_ordering(self, number: int, seconds: float | None) -> None:
-        self._ends = None if seconds is None else time.monotonic() + seconds
-        self.update(self._task, description=f"ordering {number}")
-
-    def on_unit(self, record: dict[str, Any]) -> None:
-        self.console.print(
-            f"{record['order']:>10}  {record['kind']:<20}  validation {record['validation_nll']:.3f}  "
-            f"{record['seconds']:.1f} s",
-            highlight=False,
-        )
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        if self.tasks and self._ends is not None:
-            left, spent = max(self._ends - time.monotonic(), 0.0), self.tasks[0].elapsed or 0.0
-            text = f"about {timedelta(seconds=round(left))} left"
-            self.update(self._task, completed=spent, total=spent + left, left=text)
-        return super().get_renderables()
-
-
-def train_auto(folder: Path, begin: Callable[[AutoObserver], AutoRun | None]) -> None:
-    """Make a run, or go on with it, and show what it reached; None is finished."""
-    display = AutoDisplay(Console(stderr=True))
-    run = begin(display)
-    if run is None:
-        result = training.finished_result(folder)
-    else:
-        show_data(Console(), run.dataset)
-        result = _made(run, display)
-    samples = next(iter(sorted(folder.glob("samples.*"))), None) or write_samples(folder, count=100, seed=0)
-    show_auto(Console(), folder, result, samples)
-
-
-def _made(run: AutoRun, display: AutoDisplay) -> dict[str, Any]:
-    try:
-        with display:
-            return run.make()
-    except (Interrupted, KeyboardInterrupt):
-        folder = run.run_folder
-        if os.path.exists(folder / "result.json"):
-            said = f"the model is kept: xorflow evaluate {folder}"
-        else:
-            said = f"what is done is kept; continue with: xorflow train --out {folder} --resume"
-        typer.echo(f"stopped; {said}", err=True)
-        raise typer.Exit(130) from None
 
 
 def show_data(console: Console, dataset: Dataset) -> None:
@@ -103,7 +30,7 @@ def show_data(console: Console, dataset: Dataset) -> None:
 
 def show_auto(console: Console, folder: Path, result: Mapping[str, Any], samples: Path) -> None:
     """The end of a run: exact likelihoods beside simpler models, columns, and what was chosen and why."""
-    part = "test" if "test" in result else "validation"
+    part = str(reported_part(result))
     figures, record = result[part], result["auto"]
     table = Table.grid(padding=(0, 1))
     table.add_column()

@@ -22,11 +22,11 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from xorflow import __version__
 from xorflow._devices import resolve_device
 from xorflow._files import inside, read_json, write_json
+from xorflow.cli.progress import SPEED_SECONDS, Bar, times
 from xorflow.errors import ConfigError, UserError, in_one_line
 from xorflow.training.folder import held, require_free
 from xorflow.training.jobs import attempted, end_with_parent, first_problem
@@ -112,16 +112,17 @@ def make_files(
         )
     manifest = {"format": 1, **about, "versions": {"xorflow": __version__, "torch": torch.__version__}}
     _require_ours(out, manifest)
-    with held(out), _Display(tasks) as display, handled_signals({signal.SIGTERM: signal.default_int_handler}):
+    with held(out), handled_signals({signal.SIGTERM: signal.default_int_handler}):
         _require_ours(out, manifest)  # somebody may have been quicker
         write_json(out / MANIFEST, manifest)
         lacking = [task for task in tasks if not os.path.exists(out / task.name)]
-        display.begin(lacking)
+        display = _Display(tasks, lacking)
         try:
-            if lacking and engine is Engine.RAY:
-                _by_ray(lacking, out, make, jobs, display.on_done)
-            elif lacking:
-                _by_processes(lacking, out, make, jobs or _cores(device), display.on_done)
+            with display:
+                if lacking and engine is Engine.RAY:
+                    _by_ray(lacking, out, make, jobs, display.on_done)
+                elif lacking:
+                    _by_processes(lacking, out, make, jobs or _cores(device), display.on_done)
         except KeyboardInterrupt:
             typer.echo("stopped; what is there is kept: the same command goes on", err=True)
             raise typer.Exit(130) from None
@@ -155,38 +156,25 @@ def _require_ours(out: Path, manifest: Mapping[str, Any]) -> None:
         )
 
 
-class _Display(Progress):
+class _Display(Bar):
     """A progress bar with the time left, silent where there is no terminal; it keeps what went wrong."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[Task], lacking: Sequence[Task]) -> None:
+        super().__init__(Console(stderr=True), *times(), speed_estimate_period=SPEED_SECONDS)
         self.problems: dict[str, str] = {}
         self.fault = False
-        self._sizes = {task.name: task.size for task in tasks}
-        console = Console(stderr=True)
-        columns = (
-            TextColumn("[bold]files {task.fields[done]}/" + str(len(tasks))), BarColumn(bar_width=None),
-            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-        )  # fmt: skip
-        super().__init__(
-            *columns,
-            console=console,
-            disable=not console.is_terminal,
-            expand=True,
-            transient=True,
-            speed_estimate_period=900,
-        )
-        self._done = len(tasks)
-
-    def begin(self, lacking: Sequence[Task]) -> None:
-        self._done -= len(lacking)
-        self._bar = self.add_task("", total=sum(task.size for task in lacking), done=self._done)
+        self._files, self._done = len(tasks), len(tasks) - len(lacking)
+        self._bar = self.add_task(self._count(), total=sum(task.size for task in lacking))
 
     def on_done(self, task: Task, error: str | None, fault: bool) -> None:
         self._done += 1
-        self.update(self._bar, advance=task.size, done=self._done)
+        self.update(self._bar, advance=task.size, description=self._count())
         if error is not None:
             self.problems[task.name] = error
         self.fault |= fault
+
+    def _count(self) -> str:
+        return f"files {self._done}/{self._files}"
 
 
 # ---- engines ----

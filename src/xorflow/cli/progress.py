@@ -1,4 +1,4 @@
-"""What a person sees while much work goes on: one bar for all of it, with the time left and what was done last."""
+"""What a person sees while work goes on: a bar with the time so far and the time left, and what was done last."""
 
 from __future__ import annotations
 
@@ -7,19 +7,106 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column
 
+from xorflow import training
 from xorflow._files import read_bytes
 from xorflow.training import Outcome
 
-__all__ = ["Display", "Planned"]
+__all__ = ["AutoDisplay", "Bar", "Display", "Planned", "TrainingDisplay", "times"]
+
+
+class Bar(Progress):
+    """A description and a bar, with columns after it, as wide as the terminal until the work is done; else nothing."""
+
+    def __init__(self, console: Console, *columns: ProgressColumn, **settings: Any) -> None:
+        super().__init__(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            *columns,
+            console=console,
+            disable=not console.is_terminal,
+            expand=True,
+            transient=True,
+            **settings,
+        )
+
+
+def times() -> tuple[ProgressColumn, ...]:
+    """Columns of a bar: the time so far, and the time left."""
+    return TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+
+
+# ---- one run ----
+
+
+class TrainingDisplay(Bar):
+    """How far a run is, with its latest likelihoods."""
+
+    def __init__(self, console: Console) -> None:
+        percentage = TextColumn("{task.percentage:>3.0f}%")
+        super().__init__(console, percentage, *times(), TextColumn("{task.fields[status]}"))
+
+    def on_start(self, total_steps: int, progress: training.Progress) -> None:
+        self._task = self.add_task("training", total=total_steps, completed=progress.step, status="")
+
+    def on_step(self, step: int) -> None:
+        self.update(self._task, completed=step)
+
+    def on_epoch(self, record: dict[str, Any]) -> None:
+        status = f"train {record['train_nll']:.2f}"
+        if "validation_nll" in record:
+            status += f" validation {record['validation_nll']:.2f}"
+        description = f"epoch {record['epoch']}"
+        self.update(self._task, completed=record["step"], description=description, status=status)
+
+
+class AutoDisplay(Bar):
+    """Of the recipe auto, a line for each unit that is made and, on a terminal, a bar with the time left."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(
+            console, TimeElapsedColumn(), TextColumn("{task.fields[left]}"), refresh_per_second=2
+        )
+        self._ends: float | None = None
+
+    def on_ordering(self, number: int, seconds: float | None) -> None:
+        self._ends = None if seconds is None else time.monotonic() + seconds
+        if not self.tasks:
+            self._task = self.add_task("", total=None, left="")
+        self.update(self._task, description=f"ordering {number}")
+
+    def on_unit(self, record: dict[str, Any]) -> None:
+        self.console.print(
+            f"{record['order']:>10}  {record['kind']:<20}  validation {record['validation_nll']:.3f}  "
+            f"{record['seconds']:.1f} s",
+            highlight=False,
+        )
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.tasks and self._ends is not None:
+            left, spent = max(self._ends - time.monotonic(), 0.0), self.tasks[0].elapsed or 0.0
+            text = f"about {timedelta(seconds=round(left))} left"
+            self.update(self._task, completed=spent, total=spent + left, left=text)
+        return super().get_renderables()
+
+
+# ---- much work ----
 
 _LINE_SECONDS = 30.0
 """Without a terminal, how long at least there is between two lines: what takes seconds says nothing."""
-_SPEED_SECONDS = 900.0
+SPEED_SECONDS = 900.0
 """How far back the estimate of the time left goes: a run may be minutes between two epochs."""
 
 
@@ -40,7 +127,7 @@ class Planned:
     epochs: int = 0
 
 
-class Display(Progress):
+class Display(Bar):
     """Progress by what is said to be done, and by what runs write into their folders, however they are run.
 
     Without a terminal, a line now and then.
@@ -52,20 +139,8 @@ class Display(Progress):
         self.outcomes: list[Outcome] = []
         self.stopping = False
         last = Column(no_wrap=True, overflow="ellipsis", max_width=40)
-        super().__init__(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=None),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[news]}", markup=False, table_column=last),
-            console=console,
-            disable=not console.is_terminal,
-            expand=True,
-            transient=True,
-            refresh_per_second=2,
-            speed_estimate_period=_SPEED_SECONDS,
-        )
+        news = TextColumn("{task.fields[news]}", markup=False, table_column=last)
+        super().__init__(console, *times(), news, refresh_per_second=2, speed_estimate_period=SPEED_SECONDS)
         total = sum(work.cost for work in planned)
         self._bar = self.add_task(self._count(), total=max(total, 1.0), news="")
         # the speed is counted from the first change on: from here, with what was done before left out

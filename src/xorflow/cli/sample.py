@@ -134,15 +134,16 @@ def _write_part(model: RunModel, seed: int, count: int, number: int, path: Path)
     write_rows(path, torch.cat(drawn)[:rows], opened.schema, int(seeds[0]))
 
 
-def write_samples(folder: Path, count: int, seed: int) -> Path:
-    """Samples of a finished run, in the form that suits the data, beside its other files."""
+def samples_beside(folder: Path) -> Path:
+    """Samples of a finished run beside its other files, in the form that suits the data; drawn if they are not there."""
+    if there := next(folder.glob("samples.*"), None):
+        return there
     trained_on = training.read_result(folder)["device"]
-    on_gpu = (
-        trained_on.startswith("cuda") and torch.cuda.is_available()
-    )  # large networks take a minute on a CPU
+    # large networks take a minute on a CPU
+    on_gpu = trained_on.startswith("cuda") and torch.cuda.is_available()
     opened = training.open_run(folder, device=trained_on if on_gpu else "cpu")
     path = folder / _natural_name(opened)
-    _write(path, draw(opened.flow, count, seed), opened, seed)
+    _write(path, draw(opened.flow, 100, seed=0), opened, seed=0)
     return path
 
 

@@ -16,7 +16,7 @@ from xorflow import training
 from xorflow._files import write_json
 from xorflow.cli.progress import Display, Planned
 from xorflow.cli.runs import plain_table
-from xorflow.cli.sample import write_samples
+from xorflow.cli.sample import samples_beside
 from xorflow.errors import ConfigError, in_one_line
 from xorflow.training import Interrupted, Job, Options, Outcome
 from xorflow.training.config import from_mapping, read_toml
@@ -40,7 +40,7 @@ def _train(jobs: Sequence[Job], out: Path, workers: int, again: str) -> None:
     display = Display(Console(stderr=True), planned)
     try:
         with display:
-            training.run_jobs(jobs, workers, display, finish=_add_samples)
+            training.run_jobs(jobs, workers, display, finish=lambda job: samples_beside(job.out))
     except Interrupted:
         _summarise(out, jobs, display.outcomes)
         typer.echo(f"stopped and saved; continue with: {again}", err=True)
@@ -57,12 +57,6 @@ def _train(jobs: Sequence[Job], out: Path, workers: int, again: str) -> None:
         Console(stderr=True).print(line, soft_wrap=True, highlight=False)
     if failed:
         raise typer.Exit(1 if any(outcome.fault for outcome in display.outcomes) else 2)
-
-
-def _add_samples(job: Job) -> None:
-    """The samples that `xorflow train` leaves beside one run; its folder then has the same files."""
-    if not any(job.out.glob("samples.*")):
-        write_samples(job.out, count=100, seed=0)
 
 
 def _summarise(out: Path, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> dict[str, Any]:

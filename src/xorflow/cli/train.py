@@ -9,29 +9,30 @@ import json
 import os
 import shlex
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from xorflow import training
 from xorflow._distributed import rank, under_torchrun
 from xorflow.cli import several
-from xorflow.cli.auto import show_data, train_auto
+from xorflow.cli.auto import show_auto, show_data
+from xorflow.cli.progress import AutoDisplay, TrainingDisplay
 from xorflow.cli.runs import NOTHING_HELD_OUT
-from xorflow.cli.sample import write_samples
+from xorflow.cli.sample import samples_beside
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError
-from xorflow.training import OPTIONS, Interrupted, Observer, Options
+from xorflow.training import OPTIONS, Interrupted, Job, Options
 from xorflow.training.config import Option, read_texts, with_default_recipe
-from xorflow.training.folder import holds_several
+from xorflow.training.folder import holds_several, reported_part, require_free
+from xorflow.training.jobs import begin_job, finish_job
 from xorflow.training.recipes import AUTO, NONE, RECIPES, Recipe
+from xorflow.training.run import options_of_run
 
 _option = functools.partial(typer.Option, show_default=False)
 """Defaults are in the help; some versions of typer would add None."""
@@ -93,9 +94,10 @@ def train(
         )
     folder = _folder(out, resume, _stem(given.get("data", options.data)))
     if resume:
-        _go_on(folder, (options.to_json() if config else {}) | given, processes)
+        job, dataset = _begun(folder, (options.to_json() if config else {}) | given), None
     else:
-        _train_new(folder, options.replace(**given), model, by_default, processes)
+        job, dataset = _new(folder, options.replace(**given), model, by_default)
+    _train_in_all(processes, job, dataset)
 
 
 _FEW = 5
@@ -143,80 +145,52 @@ def _texts(flags: Mapping[str, str | None], settings: Sequence[str]) -> dict[str
     return texts
 
 
-def _train_one(folder: Path, begin: Callable[[Observer | None], training.Trainer | None]) -> None:
+def _train_one(job: Job, dataset: Dataset | None) -> None:
+    """Make a run, or what is left of it, and show what it reached."""
     if rank():
-        _train_along(begin)
+        _train_along(job)
         return
-    again = _command({}, {"--out": folder})
+    display = (AutoDisplay if job.options.is_auto else TrainingDisplay)(Console(stderr=True))
     try:
-        with TrainingDisplay(Console(stderr=True)) as display:
-            trainer = begin(display)
-            if trainer is not None and trainer.dataset.schema is not None:
-                show_data(Console(), trainer.dataset)
-            result = training.finished_result(folder) if trainer is None else training.finish_run(trainer)
-    except Interrupted:
-        typer.echo(f"stopped and saved; continue with: {again}", err=True)
+        with display:
+            left = begin_job(job, display, dataset)
+            if left is not None and left.dataset.schema is not None:
+                show_data(Console(), left.dataset)
+            result = finish_job(job, left)
+    except (Interrupted, KeyboardInterrupt) as stop:  # the latter before or after the loop, or a second time
+        saved = isinstance(stop, Interrupted) and not job.options.is_auto
+        if os.path.exists(job.out / "result.json"):
+            typer.echo(f"stopped; the model is kept: xorflow evaluate {job.out}", err=True)
+        elif job.begun:
+            how = " and saved" if saved else "; what was saved is kept"
+            typer.echo(f"stopped{how}; continue with: {_command({}, {'--out': job.out})}", err=True)
         raise typer.Exit(130) from None
-    except KeyboardInterrupt:  # before or after the loop, or a second time
-        if os.path.exists(folder / "config.json"):
-            typer.echo(f"stopped; continue from the last checkpoint with: {again}", err=True)
-        raise typer.Exit(130) from None
-    pictures = write_samples(folder, count=100, seed=0)
-    show_summary(Console(), folder, result, pictures)
+    show = show_auto if "auto" in result else show_summary
+    show(Console(), job.out, result, samples_beside(job.out))
 
 
-def _train_along(begin: Callable[[Observer | None], training.Trainer | None]) -> None:
+def _train_along(job: Job) -> None:
     """What all processes of a run but the first do."""
     try:
-        trainer = begin(None)
-        if trainer is not None:
-            training.train_along(trainer)
+        left = begin_job(job)
+        if isinstance(left, training.Trainer):
+            training.train_along(left)
     except (Interrupted, KeyboardInterrupt):
         sys.exit(130)
 
 
-def _train_new(
-    folder: Path, options: Options, model: dict[str, Any] | None, by_default: bool, processes: int | None
-) -> None:
-    """A new run, of the recipe auto or not; where that recipe is only the default, it gives way to data that it is not for."""
-    dataset = None
-    if by_default:
-        dataset = training.build_data(options)
-        options = _for_data(options, dataset)
-    if options.is_auto:
-        _require_one_process(processes)
-        train_auto(folder, lambda display: training.begin_auto(options, folder, display, dataset))
-        return
-    begin = functools.partial(training.create_run, options, folder, model=model, dataset=dataset)
-    _train_in_all(processes, folder, begin)
-
-
-def _go_on(folder: Path, changes: dict[str, Any], processes: int | None) -> None:
-    """What is left of a run that was interrupted."""
-    if training.is_auto_run(folder):
-        _require_one_process(processes)
-        train_auto(folder, lambda display: training.resume_auto(folder, changes, display))
-        return
-    begin = functools.partial(_resumed, folder, changes)
-    _train_in_all(processes, folder, begin)
-
-
-def _train_in_all(
-    processes: int | None, folder: Path, begin: Callable[[Observer | None], training.Trainer | None]
-) -> None:
+def _train_in_all(processes: int | None, job: Job, dataset: Dataset | None) -> None:
     """In this process or, if that is asked for, in several."""
-    if processes in (None, 1) and not under_torchrun():
-        _train_one(folder, begin)
-        return
-    with training.together(processes, functools.partial(_train_along, begin)):
-        _train_one(folder, begin)
-
-
-def _require_one_process(processes: int | None) -> None:
-    if processes is not None or under_torchrun():
+    alone = processes is None and not under_torchrun()
+    if job.options.is_auto and not alone:
         raise ConfigError(
             "the recipe auto is made by one process, with a thread for each core; leave --processes out, or add --recipe none"
         )
+    if alone or (processes == 1 and not under_torchrun()):
+        _train_one(job, dataset)
+        return
+    with training.together(processes, functools.partial(_train_along, job)):
+        _train_one(job, dataset)
 
 
 def _for_data(options: Options, dataset: Dataset) -> Options:
@@ -230,13 +204,23 @@ def _for_data(options: Options, dataset: Dataset) -> Options:
     return options.replace(recipe=NONE)
 
 
-def _resumed(folder: Path, given: dict[str, Any], display: Observer | None) -> training.Trainer | None:
+def _begun(folder: Path, changes: Mapping[str, Any]) -> Job:
+    """A run that goes on."""
     if not os.path.exists(folder / "config.json") and holds_several(folder):
         raise ConfigError(
             f"--resume continues one run here, and {folder} holds several: repeat the command that began them, "
             "with its --seeds or --config, and add --resume"
         )
-    return training.resume_run(folder, given, display)
+    return Job(options_of_run(folder, changes)[0], folder)
+
+
+def _new(
+    folder: Path, options: Options, model: dict[str, Any] | None, by_default: bool
+) -> tuple[Job, Dataset | None]:
+    """A new run; where the recipe auto is only the default, it gives way to data, then loaded, that it is not for."""
+    require_free(folder)
+    dataset = training.build_data(options) if by_default else None
+    return Job(_for_data(options, dataset) if dataset else options, folder, model=model), dataset
 
 
 def _command(texts: Mapping[str, str], given: Mapping[str, Any]) -> str:
@@ -305,55 +289,7 @@ def _expected(recipe: Recipe) -> tuple[str, str, str]:
     )
 
 
-# ---- what a person sees while a run trains ----
-
-_REFRESH_SECONDS = 0.2
-
-
-class TrainingDisplay:
-    """A progress bar with the time left and the latest likelihoods; within its block nothing where there is no terminal."""
-
-    def __init__(self, console: Console) -> None:
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[status]}"),
-            console=console,
-            disable=not console.is_terminal,
-            expand=True,
-            transient=True,
-        )
-        self._task: TaskID | None = None
-        self._shown = 0.0
-
-    def __enter__(self) -> Self | None:
-        self._bar.start()
-        return None if self._bar.disable else self
-
-    def __exit__(self, *details: object) -> None:
-        self._bar.stop()
-
-    def on_start(self, total_steps: int, progress: training.Progress) -> None:
-        self._task = self._bar.add_task("training", total=total_steps, completed=progress.step, status="")
-
-    def on_step(self, step: int) -> None:
-        now = time.monotonic()
-        if self._task is not None and now - self._shown > _REFRESH_SECONDS:
-            self._bar.update(self._task, completed=step)
-            self._shown = now
-
-    def on_epoch(self, record: dict[str, Any]) -> None:
-        if self._task is None:
-            return
-        status = f"train {record['train_nll']:.2f}"
-        if "validation_nll" in record:
-            status += f" validation {record['validation_nll']:.2f}"
-        description = f"epoch {record['epoch']}"
-        self._bar.update(self._task, completed=record["step"], description=description, status=status)
+# ---- what a person sees at its end ----
 
 
 def show_summary(console: Console, folder: Path, result: dict[str, Any], samples: Path) -> None:
@@ -400,11 +336,6 @@ class Figure(NamedTuple):
     value: str
     stderr: str
     meaning: str
-
-
-def reported_part(result: dict[str, Any]) -> str | None:
-    """The held-out part that a result is about: test data if there are any, otherwise validation data."""
-    return next((part for part in ("test", "validation") if part in result), None)
 
 
 def run_figures(result: dict[str, Any], part: str) -> list[Figure]:

@@ -127,11 +127,6 @@ def resume_auto(
     return AutoRun(options, run, data_of_run(run, options, config["data_format"], dataset), observer)
 
 
-def is_auto_run(run: Path) -> bool:
-    """Whether a folder holds a run of the recipe auto, finished or not."""
-    return os.path.exists(run / "config.json") and options_of_run(run, {})[0].is_auto
-
-
 def check_auto(options: Options) -> None:
     """Refuse options of a model or of its training: the recipe chooses them."""
     for name in OPTIONS:

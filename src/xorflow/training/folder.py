@@ -254,6 +254,11 @@ def read_result(run: Path) -> dict[str, Any]:
     return result
 
 
+def reported_part(result: Mapping[str, Any]) -> str | None:
+    """The held-out part that a result is about: test data if there are any, otherwise validation data."""
+    return next((part for part in ("test", "validation") if part in result), None)
+
+
 # ---- metrics ----
 
 

@@ -23,10 +23,10 @@ import torch
 
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError, UserError, in_one_line
-from xorflow.training.auto_run import begin_auto, check_auto, resume_auto
+from xorflow.training.auto_run import AutoRun, begin_auto, check_auto, resume_auto
 from xorflow.training.build import build_data
 from xorflow.training.config import OF_DATA, Options
-from xorflow.training.folder import read_config_file, require_free
+from xorflow.training.folder import read_config_file, reported_part, require_free
 from xorflow.training.run import (
     check_run,
     create_run,
@@ -35,7 +35,7 @@ from xorflow.training.run import (
     options_of_run,
     resume_run,
 )
-from xorflow.training.trainer import Interrupted, handled_signals
+from xorflow.training.trainer import Interrupted, Trainer, handled_signals
 
 
 @dataclass(frozen=True)
@@ -128,19 +128,32 @@ def run_jobs(
     return [outcomes[job.out] for job in jobs]
 
 
-def make_run(job: Job, dataset: Dataset | None = None) -> dict[str, Any]:
-    """The result of a job's run, begun or gone on with as its folder has it; `dataset` is its data, if loaded."""
-    if job.options.is_auto:
-        if job.begun:
-            auto = resume_auto(job.out, job.options.to_json(), dataset=dataset)
-        else:
-            auto = begin_auto(job.options, job.out, dataset=dataset)
-        return finished_result(job.out) if auto is None else auto.make()
+def begin_job(job: Job, observer: Any = None, dataset: Dataset | None = None) -> Trainer | AutoRun | None:
+    """What `finish_job` makes of a job, which is begun, or gone on with as its folder has it; None if it is finished.
+
+    Args:
+        job: the run.
+        observer: an `Observer`, or an `AutoObserver` of the recipe auto.
+        dataset: its data, if they are loaded already.
+    """
     if job.begun:
-        trainer = resume_run(job.out, job.options.to_json(), dataset=dataset)
-    else:
-        trainer = create_run(job.options, job.out, model=job.model, dataset=dataset)
-    return finished_result(job.out) if trainer is None else finish_run(trainer)
+        resume = resume_auto if job.options.is_auto else resume_run
+        return resume(job.out, job.options.to_json(), observer, dataset=dataset)
+    if job.options.is_auto:
+        return begin_auto(job.options, job.out, observer, dataset)
+    return create_run(job.options, job.out, observer, model=job.model, dataset=dataset)
+
+
+def finish_job(job: Job, left: Trainer | AutoRun | None) -> dict[str, Any]:
+    """The result of a job, once what `begin_job` left of it is made."""
+    if left is None:
+        return finished_result(job.out)
+    return left.make() if isinstance(left, AutoRun) else finish_run(left)
+
+
+def make_run(job: Job, dataset: Dataset | None = None) -> dict[str, Any]:
+    """The result of a job; `dataset` is its data, if loaded."""
+    return finish_job(job, begin_job(job, dataset=dataset))
 
 
 def attempted(make: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None, bool]:
@@ -317,7 +330,7 @@ def summarise(root: Path, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> d
 
 def _row(root: Path, job: Job, outcome: Outcome | None) -> dict[str, Any]:
     result = (outcome.result if outcome else None) or {}
-    part = next((part for part in ("test", "validation") if part in result), None)
+    part = reported_part(result)
     figures: Mapping[str, Any] = result[part] if part else {}
     unfinished = "interrupted" if job.begun else "not begun"
     return {
