@@ -7,6 +7,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +28,7 @@ from xorflow.errors import CheckpointError, ConfigError, DataError
 from xorflow.flows import LatentFlow, Mixture
 from xorflow.table_model import TableModel
 from xorflow.training import auto_fit, open_run, resolve_device, save
+from xorflow.training.registry import accepted_record
 
 try:
     from sklearn.base import BaseEstimator, OutlierMixin
@@ -38,6 +40,7 @@ except ImportError:
     ) from None
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FlowDensity(BaseEstimator):
     """The density of a table's rows: log p of each, exact, and new rows like them; the best that `minutes` allow.
 
@@ -67,26 +70,14 @@ class FlowDensity(BaseEstimator):
     (4,)
     """
 
-    n_features_in_: int
-
-    def __init__(
-        self,
-        *,
-        minutes: float = 2.0,
-        orderings: int | None = None,
-        validation: float = 0.1,
-        rare: int = 0,
-        columns: Mapping[str, str] | None = None,
-        random_state: Any = None,
-        device: str = "cpu",
-    ) -> None:
-        self.minutes = minutes
-        self.orderings = orderings
-        self.validation = validation
-        self.rare = rare
-        self.columns = columns
-        self.random_state = random_state
-        self.device = device
+    minutes: float = 2.0
+    orderings: int | None = None
+    validation: float = 0.1
+    rare: int = 0
+    columns: Mapping[str, str] | None = None
+    random_state: Any = None
+    device: str = "cpu"
+    n_features_in_: int = field(init=False)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -271,6 +262,7 @@ class FlowDensity(BaseEstimator):
         return read_wishes({"columns": wishes})
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FlowDetector(OutlierMixin, FlowDensity):
     """Rows that are improbable: outliers by a share of them, and p-values that hold for any model.
 
@@ -285,30 +277,8 @@ class FlowDetector(OutlierMixin, FlowDensity):
         calibration_scores_: log p of the calibration rows, rising.
     """
 
-    def __init__(
-        self,
-        *,
-        contamination: float = 0.1,
-        calibration: float = 0.2,
-        minutes: float = 2.0,
-        orderings: int | None = None,
-        validation: float = 0.1,
-        rare: int = 0,
-        columns: Mapping[str, str] | None = None,
-        random_state: Any = None,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(
-            minutes=minutes,
-            orderings=orderings,
-            validation=validation,
-            rare=rare,
-            columns=columns,
-            random_state=random_state,
-            device=device,
-        )
-        self.contamination = contamination
-        self.calibration = calibration
+    contamination: float = 0.1
+    calibration: float = 0.2
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn the density from some rows, and calibrate p-values by others; `y` is ignored."""
@@ -332,14 +302,13 @@ class FlowDetector(OutlierMixin, FlowDensity):
         }
 
     def _restore(self, kept: dict[str, Any], path: Path) -> None:
-        match kept:
-            case {"offset": float() as offset, "calibration_scores": [*scores]}:
-                if all(type(score) is float for score in scores):
-                    self.offset_, self.calibration_scores_ = offset, np.sort(np.array(scores, np.float64))
-                    return
-        raise CheckpointError(
-            f"a FlowDetector has calibration scores, and {path} has none; load a FlowDensity"
-        )
+        try:
+            own = accepted_record(kept, {"offset": float, "calibration_scores": Sequence[float]})
+        except ValueError:
+            raise CheckpointError(
+                f"a FlowDetector has calibration scores, and {path} has none; load a FlowDensity"
+            ) from None
+        self.offset_, self.calibration_scores_ = own["offset"], np.sort(np.array(own["calibration_scores"]))
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Below 0 for outliers."""

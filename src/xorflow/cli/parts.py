@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -29,7 +28,7 @@ from xorflow._files import inside, read_json, write_json
 from xorflow.cli.progress import SPEED_SECONDS, Bar, times
 from xorflow.errors import ConfigError, UserError, in_one_line
 from xorflow.training.folder import held, require_free
-from xorflow.training.jobs import attempted, end_with_parent, first_problem
+from xorflow.training.jobs import attempted, begin_child, first_problem, set_threads
 from xorflow.training.trainer import handled_signals
 
 MANIFEST = "manifest.json"
@@ -188,7 +187,7 @@ def _by_processes(tasks: Sequence[Task], out: Path, make: Make, jobs: int, done:
                 done(task, error, fault)
         return
     context = multiprocessing.get_context("spawn")  # threads and CUDA do not survive a fork
-    with ProcessPoolExecutor(min(jobs, len(tasks)), context, _begin_process) as pool:
+    with ProcessPoolExecutor(min(jobs, len(tasks)), context, begin_child, (1,)) as pool:
         try:
             # inherited: Ctrl-C in a terminal is for us alone
             with handled_signals({signal.SIGINT: signal.SIG_IGN}):
@@ -207,18 +206,11 @@ def _by_processes(tasks: Sequence[Task], out: Path, make: Make, jobs: int, done:
                 process.terminate()
 
 
-def _begin_process() -> None:
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-
-
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """As in a process of several: bits do not depend on how many there are."""
     before = torch.get_num_threads()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+    set_threads(1)
     try:
         yield
     finally:

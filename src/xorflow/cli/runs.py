@@ -20,6 +20,7 @@ from xorflow.errors import ConfigError
 from xorflow.flows import Model
 from xorflow.training import Run, out_of_memory_as_error
 from xorflow.training.config import MOST
+from xorflow.training.folder import HELD_OUT
 
 
 class Which(StrEnum):
@@ -76,7 +77,7 @@ def evaluate(
     opened = training.open_run(run, device=device)
     dataset = opened.data().to(opened.flow.device)
     with out_of_memory_as_error("lower --memory, or use --device cpu"):
-        splits = training.report(opened.flow, dataset, samples, ("test", "validation"), memory=most)
+        splits = training.report(opened.flow, dataset, samples, memory=most)
     training.complete_result(run, splits)
     if as_json:
         typer.echo(json.dumps(splits | {"data": dataset.describe()}, indent=2, allow_nan=False))
@@ -111,7 +112,7 @@ def combine(
     """Mix several runs on the same data, such as seeds of one recipe, into one model."""
     with out_of_memory_as_error("use --device cpu, or combine fewer runs"):
         result = training.combine_runs(runs, out, device)
-    splits = [split for split in ("test", "validation") if split in result]
+    splits = [split for split in HELD_OUT if split in result]
     results = {str(run): training.read_result(run) for run in runs} | {str(out): result}
     figures = {name: [f"{one[split]['nll']:.3f}" for split in splits] for name, one in results.items()}
     _show("negative log-likelihood, nats", splits, figures)

@@ -67,22 +67,11 @@ _NEARLY_CERTAIN = 1 - 1e-6
 """The base: x is about what the one layer chooses, and no value of a column has a probability of zero."""
 
 
-@dataclass(frozen=True)
-class Network:
-    """How a MADE is made and trained: at one rate, with the average of its weights in place of a rate that falls."""
-
-    hidden: int = 256
-    dropout: float = 0.0
-    input_dropout: float = 0.0
-    lr: float = 0.01
-    weight_decay: float = 0.1
-    average: float = 0.99
-    epochs: int = 100
-    patience: int = 6
-
-
-_PLAIN = Network()
-_DROPOUT = Network(dropout=0.3, input_dropout=0.1, lr=0.002)
+_TRAINING: dict[str, Any] = {
+    **{"optimiser": "adamw", "schedule": "constant", "weight_decay": 0.1, "average": 0.99},
+    **{"epochs": 100, "patience": 6},
+}
+"""How a MADE is trained: at one rate, with the average of its weights in place of a rate that falls."""
 
 TREES, PLAIN, DROPOUT = "trees", "network", "network with dropout"
 
@@ -130,11 +119,7 @@ def auto_fit(
         ConfigError: of data that are `unsuitable`.
         Interrupted: after Ctrl-C or SIGTERM while a network is trained.
     """
-    problem = unsuitable(dataset)
-    if problem:
-        raise ConfigError(
-            f"the recipe auto is for tables of fixed values: {problem}; or choose a conditioner"
-        )
+    require_suitable(dataset)
     if orderings is not None and not 1 <= orderings <= MOST_ORDERINGS:
         raise ConfigError(f"the recipe auto has 1 to {MOST_ORDERINGS} orderings; got {orderings}")
     if ordered is None:
@@ -154,6 +139,15 @@ def unsuitable(dataset: Dataset) -> str | None:
     if dataset.stream is not None:
         return "it has all rows in memory, and these are read from their files: set stream=never"
     return None
+
+
+def require_suitable(dataset: Dataset) -> None:
+    """Refuse data that are `unsuitable`."""
+    problem = unsuitable(dataset)
+    if problem:
+        raise ConfigError(
+            f"the recipe auto is for tables of fixed values: {problem}; or choose recipe=none, or a conditioner"
+        )
 
 
 @contextmanager
@@ -262,33 +256,27 @@ class _Search:
 
     def _network(self, order: str, kind: str) -> tuple[LatentFlow, dict[str, int]]:
         data = self.dataset
-        settings = _DROPOUT if kind == DROPOUT else _PLAIN
+        dropped: dict[str, Any] = {"dropout": 0.3, "input_dropout": 0.1} if kind == DROPOUT else {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             net = MADE(
                 data.features,
-                (settings.hidden,),
+                (256,),
                 order=order,
                 categories=data.categories,
                 direct=True,
-                dropout=settings.dropout,
-                input_dropout=settings.input_dropout,
+                **dropped,
             )
             flow = self._flow(net)
         init_from_data(flow, data.train)
         options = Options(
             data=data.name,
             layers=None,
-            optimiser="adamw",
-            lr=settings.lr,
-            schedule="constant",
-            weight_decay=settings.weight_decay,
-            average=settings.average,
-            epochs=settings.epochs,
-            patience=settings.patience,
+            lr=0.002 if dropped else 0.01,
             batch_size=_batch_size(len(data.train)),
             seed=self.seed,
             device=str(data.train.device),
+            **_TRAINING,
         )
         trainer = Trainer(flow, MaximumLikelihood(), data, options)
         trainer.train()

@@ -19,7 +19,7 @@ from xorflow.data import Dataset, Split
 from xorflow.data.columns.types import python_values
 from xorflow.errors import ConfigError, UserError
 from xorflow.flows import LatentFlow, Mixture
-from xorflow.training.auto import Auto, AutoObserver, auto_fit, unsuitable
+from xorflow.training.auto import Auto, AutoObserver, auto_fit, require_suitable
 from xorflow.training.build import build_data, category_frequencies
 from xorflow.training.checkpoint import save_tensors
 from xorflow.training.chow_liu import chow_liu
@@ -34,7 +34,7 @@ from xorflow.training.folder import (
     write_config,
 )
 from xorflow.training.registry import Trainable, value_text
-from xorflow.training.results import independent_nll, require_complete, require_finite
+from xorflow.training.results import about, independent_nll, require_complete, require_finite
 from xorflow.training.run import options_of_run
 
 
@@ -61,8 +61,9 @@ class AutoRun:
             EvaluationError: if the model is made, and is kept, but some of its likelihoods could not be computed.
         """
         run = self.run_folder
-        with held(run) if os.path.exists(run / "config.json") else new_folder(run):
-            if not os.path.exists(run / "config.json"):
+        begun = os.path.exists(run / "config.json")
+        with held(run) if begun else new_folder(run):
+            if not begun:
                 write_config(run, self.options, None, self.dataset)
             data = self.dataset.to(resolve_device(self.options.device))
             with out_of_memory_as_error("give fewer rows, or use --device cpu"):
@@ -108,9 +109,7 @@ def begin_auto(
     check_auto(options)
     require_free(out)
     dataset = dataset or build_data(options)
-    problem = unsuitable(dataset)
-    if problem:
-        raise ConfigError(f"the recipe auto is for tables of fixed values: {problem}; or choose recipe=none")
+    require_suitable(dataset)
     return AutoRun(options, out, dataset, observer)
 
 
@@ -148,10 +147,8 @@ def _unevaluated(searched: Auto, dataset: Dataset, options: Options) -> dict[str
         "rows": {},
         "seed": options.seed,
         "epochs": max(unit.get("epochs", 0) for unit in searched.record["units"]),
-        "parameters": sum(p.numel() for p in searched.model.parameters() if p.requires_grad),
         "seconds": searched.record["seconds"],
-        "device": str(searched.model.device),
-        "data": dataset.describe(),
+        **about(searched.model, dataset),
         "auto": searched.record,
     }
 
@@ -194,7 +191,7 @@ def columns(model: Trainable, dataset: Dataset, split: Split) -> list[dict[str, 
         total += conditionals.of(model.states.integers(batch.x)).sum(0)
     bits = (-total / len(split) / torch.tensor(2.0).log()).tolist()
     alone = _bits_alone(dataset, split)
-    names = _names(dataset)
+    names = dataset.schema.names if dataset.schema else [str(d) for d in range(dataset.features)]
     order = {d: rank for rank, d in enumerate(conditionals.order)}
     return [
         {"column": names[d], "bits": bits[d], "independent_bits": alone[d], "rank": order[d]}
@@ -223,11 +220,3 @@ def _rows(model: Trainable, dataset: Dataset, split: Split) -> dict[str, list[li
             ["" if cell is None else str(cell) for cell in row] for row in zip(*columns, strict=True)
         ]
     return texts
-
-
-def _names(dataset: Dataset) -> list[str]:
-    return (
-        [str(name) for name in dataset.schema.names]
-        if dataset.schema
-        else [f"{d}" for d in range(dataset.features)]
-    )

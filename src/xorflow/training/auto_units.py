@@ -16,7 +16,7 @@ from xorflow.conditioners import Conditioner
 from xorflow.errors import CheckpointError
 from xorflow.flows import LatentFlow
 from xorflow.training.checkpoint import install, load_tensors, save_tensors
-from xorflow.training.registry import accepted_value, flow_to_spec
+from xorflow.training.registry import accepted_record, flow_to_spec
 from xorflow.training.spec import model_for
 
 
@@ -75,19 +75,20 @@ class Units:
         out = inside(out, _name(kind, order))
         record = read_json(inside(out, "unit.json"), "a unit of the run")
         try:
-            seconds, elapsed = (accepted_value(record[name], float) for name in ("seconds", "elapsed"))
-            more = {str(name): accepted_value(count, int) for name, count in record["more"].items()}
-            spec = dict(record["model"])
-        except (AttributeError, KeyError, TypeError, ValueError):
+            unit = accepted_record(
+                record, {"seconds": float, "elapsed": float, "more": Mapping[str, int], "model": dict}
+            )
+        except ValueError:
             raise _damaged(out) from None
-        if not 0 <= seconds <= elapsed < math.inf:
+        spec = unit.pop("model")
+        if not 0 <= unit["seconds"] <= unit["elapsed"] < math.inf:
             raise _damaged(out)
         weights = load_tensors(out, "weights")
         flow = model_for(spec, weights)
         if not isinstance(flow, LatentFlow):
             raise _damaged(out)
         install(flow, weights, out)
-        return Kept(flow, seconds, elapsed, more)
+        return Kept(flow, **unit)
 
 
 def _name(kind: str, order: str) -> str:

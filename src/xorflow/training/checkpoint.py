@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from xorflow._files import inside, read_bytes, read_json, write_bytes, write_json
 from xorflow.errors import CheckpointError
-from xorflow.training.registry import accepted_value
+from xorflow.training.registry import accepted_record
 
 PART_BYTES = 15 * 2**20
 """The most bytes of a file of tensors."""
@@ -244,14 +245,11 @@ def _latest(run: Path) -> tuple[Progress, Path] | None:
 
 def _progress(kept: Any, run: Path) -> Progress:
     """A progress that is whole: every value of its type, and no count negative."""
-    try:
-        values = {name: accepted_value(kept[name], kind) for name, kind in get_type_hints(Progress).items()}
-        good = all(0 <= value < 2**48 for value in values.values() if isinstance(value, int))
-    except (KeyError, TypeError, ValueError):
-        good, values = False, {}
-    if not good:
-        raise CheckpointError(f"the checkpoint in {run} is damaged: its progress is {kept!r}; train again")
-    return Progress(**values)
+    with suppress(ValueError):
+        values = accepted_record(kept, get_type_hints(Progress))
+        if all(0 <= value < 2**48 for value in values.values() if isinstance(value, int)):
+            return Progress(**values)
+    raise CheckpointError(f"the checkpoint in {run} is damaged: its progress is {kept!r}; train again")
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

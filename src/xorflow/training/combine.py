@@ -25,7 +25,7 @@ from xorflow.training.folder import (
     write_config,
 )
 from xorflow.training.registry import Trainable
-from xorflow.training.results import report
+from xorflow.training.results import about, report
 
 
 def mixture_of(models: Sequence[Trainable]) -> Mixture:
@@ -80,18 +80,13 @@ def _write(
 ) -> dict[str, Any]:
     """Evaluate the combined model, and write all files of its run."""
     options, dataset = runs[0].options, runs[0].data().to(resolve_device(device))
-    likelihoods = report(
-        model, dataset, options.evaluation_samples, ("test", "validation"), options.precision
-    )
     result = {
-        **likelihoods,
+        **report(model, dataset, options.evaluation_samples, precision=options.precision),
+        **about(model, dataset),
         "how": "mixture",
         "runs": [str(folder) for folder in folders],
         "seeds": [seed for one in results for seed in (one["seeds"] if "how" in one else [one["seed"]])],
-        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "seconds": round(sum(one["seconds"] for one in results), 3),
-        "device": str(model.device),
-        "data": dataset.describe(),
     }
     write_config(out, _options(options), model, dataset)
     save_tensors(out, "weights", model.state_dict())

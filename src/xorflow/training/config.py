@@ -137,7 +137,7 @@ _COUNT, _SOME = {"at least": 0, "below": MOST}, {"at least": 1, "below": MOST}
 _SEED = {"at least": 0, "below": 2**40}  # room for the number of an epoch beside it
 _POSITIVE, _AMOUNT, _SHARE = {"greater than": 0}, {"at least": 0}, {"at least": 0, "below": 1}
 
-_IN_FILES = Needs("data", ("mnist",), but=True)
+_file = functools.partial(_data, needs=(Needs("data", ("mnist",), but=True),))
 _IN_SEQUENCES = Needs("conditioner", ("transformer", "recurrent"))
 _IN_MIXTURES = Needs("mixture", ("none",), but=True)
 
@@ -159,42 +159,36 @@ class Options:
     """
 
     data: str = _data("mnist", "`mnist`, or a file", flag=True)
-    validation_data: str | None = _data(None, "a file of rows that validate", needs=(_IN_FILES,), flag=True)
-    test_data: str | None = _data(None, "a file of rows that test", needs=(_IN_FILES,), flag=True)
-    part: str | None = _data(
+    validation_data: str | None = _file(None, "a file of rows that validate", flag=True)
+    test_data: str | None = _file(None, "a file of rows that test", flag=True)
+    part: str | None = _file(
         None,
         "the column of a table that says of each row `train`, `validation` or `test`",
-        needs=(_IN_FILES,),
     )
-    header: bool | None = _data(
+    header: bool | None = _file(
         None,
         "whether the first line of a text file names the columns; by default a rule decides",
-        needs=(_IN_FILES,),
     )
-    schema: str | None = _data(
+    schema: str | None = _file(
         None,
         "a .toml file about the columns of a table",
-        needs=(_IN_FILES,),
         flag=True,
     )
-    rare: int = _data(
+    rare: int = _file(
         0,
         "merge values that fewer rows have",
         range=_COUNT,
-        needs=(_IN_FILES,),
         flag=True,
     )
-    stream: Literal["auto", "always", "never"] = _data(
+    stream: Literal["auto", "always", "never"] = _file(
         "auto",
         "keep rows in files: `always`, `never`",
-        needs=(_IN_FILES,),
         flag=True,
     )
-    categories: int | None = _data(
+    categories: int | None = _file(
         None,
         "how many values every feature of an array has, for images some of whose pixels never vary; else those that occur",
         range={"at least": 2, "below": MOST},
-        needs=(_IN_FILES,),
     )
     validation: float | None = _data(
         None,
@@ -202,11 +196,10 @@ class Options:
         range=_AMOUNT,
         flag=True,
     )
-    test: float | None = _data(
+    test: float | None = _file(
         None,
         "rows, or a share of them, that test; by default a tenth",
         range=_AMOUNT,
-        needs=(_IN_FILES,),
     )
     data_seed: int = _data(
         0, "names the binarisation of the evaluation sets, or the split of a file", range=_SEED
@@ -457,7 +450,7 @@ def read_config(path: Path) -> tuple[Options, dict[str, Any] | None]:
     """Options from a .toml file or a run's `config.json`, and the explicit model that the latter may hold."""
     if path.suffix == ".toml":
         return from_mapping(read_toml(path), str(path)), None
-    content = read_json(path, "the configuration")
+    content = read_config_json(path, "the configuration")
     return options_of_config(content, path), content.get("model")
 
 
@@ -472,19 +465,20 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def options_of_config(content: Mapping[str, Any], path: Path) -> Options:
-    """The options in the content of a `config.json`, whose version must be one that we know."""
-    check_version(content, path)
+    """The options in the content of a `config.json`."""
     options = {
         name: value for name, value in content.items() if name not in ("version", "model", "data_format")
     }
     return from_json(options, str(path))
 
 
-def check_version(content: Mapping[str, Any], path: Path) -> None:
-    """Refuse the content of a `config.json` that this version cannot read."""
+def read_config_json(path: Path, what: str) -> dict[str, Any]:
+    """The content of a `config.json`, whose version must be one that we know."""
+    content = read_json(path, what)
     version = content.get("version")
     if version != CONFIG_VERSION:
         raise ConfigError(
             f"{path} has version {version!r}, and this xorflow reads {CONFIG_VERSION}; open it with the version that wrote it, "
             "or train again"
         )
+    return content

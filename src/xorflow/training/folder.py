@@ -33,8 +33,8 @@ from xorflow.errors import CheckpointError, ConfigError, DataError
 from xorflow.flows import LatentFlow
 from xorflow.training.build import build_data
 from xorflow.training.checkpoint import has_tensors, install, read_weights
-from xorflow.training.config import CONFIG_VERSION, Options, check_version, options_of_config
-from xorflow.training.registry import Trainable, accepted_value, flow_to_spec
+from xorflow.training.config import CONFIG_VERSION, Options, options_of_config, read_config_json
+from xorflow.training.registry import Trainable, accepted_record, flow_to_spec
 from xorflow.training.spec import model_for
 
 UNITS = "units"
@@ -202,13 +202,15 @@ def read_config_file(run: Path) -> dict[str, Any]:
             f"RUN is the folder of a run, and there is no folder {run}; xorflow train makes one"
         )
     path = inside(run, "config.json")
-    config = read_json(path, "the run's configuration")
-    check_version(config, path)
+    config = read_config_json(path, "the run's configuration")
     for key in ("model", "data_format"):
         if not isinstance(config.get(key), dict):
             raise CheckpointError(f"{path} lacks {key!r}: it is damaged, or not of a run")
     return config
 
+
+HELD_OUT = ("test", "validation")
+"""The parts of the data whose likelihoods a result has."""
 
 INCOMPLETE = "incomplete"
 """Under which key a result has the parts whose figures could not be computed, with the reasons."""
@@ -237,26 +239,23 @@ def read_result(run: Path) -> dict[str, Any]:
         (result, _RESULT | (_OF_SEVERAL if "how" in result else _OF_ONE))
     ]
     records += [(result.get("data"), _DATA)]
-    for part in result.keys() & {"test", "validation"}:
+    for part in result.keys() & set(HELD_OUT):
         records += [(result[part], _FIGURES), (result, {} if "how" in result else {"independent_nll": float})]
         records += [] if "auto" in result else [(result[part], _DETERMINISTIC)]
         records += [] if _is_exact(result[part]) else [(result[part], {"samples": int})]
     of_some: dict[str, Any] = {INCOMPLETE: Mapping[str, str], "warning": str}
     records += [(result, {key: kind}) for key, kind in of_some.items() if key in result]
     for record, kinds in records:
-        for key, kind in kinds.items():
-            try:
-                accepted_value(record[key], kind)
-            except (KeyError, TypeError, ValueError):
-                raise CheckpointError(
-                    f"{path} is damaged: {key!r} is not there, or not whole; restore it, or train again"
-                ) from None
+        try:
+            accepted_record(record, kinds)
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged: {error}; restore it, or train again") from None
     return result
 
 
 def reported_part(result: Mapping[str, Any]) -> str | None:
     """The held-out part that a result is about: test data if there are any, otherwise validation data."""
-    return next((part for part in ("test", "validation") if part in result), None)
+    return next((part for part in HELD_OUT if part in result), None)
 
 
 # ---- metrics ----

@@ -251,10 +251,8 @@ def _stop(processes: Sequence[SpawnProcess]) -> None:
 
 
 def _work(job: Job, sender: Any, threads: int) -> None:
-    """Make a run in a process of its own, with its share of the cores unless OMP_NUM_THREADS says otherwise."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    """Make a run in a process of its own."""
+    begin_child(threads)
     with handled_signals({signal.SIGTERM: signal.default_int_handler}):
         try:
             sender.send(attempted(make_run, job))
@@ -262,7 +260,19 @@ def _work(job: Job, sender: Any, threads: int) -> None:
             sys.exit(INTERRUPTED)
 
 
-def end_with_parent() -> None:
+def begin_child(threads: int) -> None:
+    """What a process that was begun here does first: it takes its share of the cores, and ends with its parent."""
+    set_threads(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def set_threads(count: int) -> None:
+    """A process's share of the cores, unless OMP_NUM_THREADS says otherwise."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(count)
+
+
+def _end_with_parent() -> None:
     """End this process once its parent has: one that was killed can tell its own nothing."""
     parent = multiprocessing.parent_process()
     assert parent is not None

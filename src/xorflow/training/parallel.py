@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ import torch.distributed as dist
 
 from xorflow._distributed import process_count, process_group, under_torchrun
 from xorflow.errors import ConfigError, ProcessLost, UserError
-from xorflow.training.jobs import INTERRUPTED, end_with_parent, how_ended
+from xorflow.training.jobs import INTERRUPTED, begin_child, how_ended, set_threads
 from xorflow.training.trainer import Interrupted, handled_signals
 
 
@@ -68,7 +67,7 @@ def _begun(count: int, work: Callable[[], object]) -> Iterator[None]:
             with handled_signals({signal.SIGINT: signal.SIG_IGN}):  # Ctrl-C in a terminal is for us alone
                 for other in others:
                     other.start()
-            _set_threads(share)
+            set_threads(share)
             store = _met(path, count, others)
             with process_group(store=store, rank=0, world_size=count):
                 yield
@@ -104,8 +103,7 @@ _GRACE_SECONDS = 5.0
 def _work(work: Callable[[], object], number: int, count: int, path: Path, threads: int) -> None:
     """What another process does."""
     _hush()
-    _set_threads(threads)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    begin_child(threads)
     try:
         with process_group(store=_met(path, count), rank=number, world_size=count):
             work()
@@ -113,12 +111,6 @@ def _work(work: Callable[[], object], number: int, count: int, path: Path, threa
         sys.exit(2)
     except (Interrupted, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
-
-
-def _set_threads(count: int) -> None:
-    """A process's share of the cores, unless OMP_NUM_THREADS says otherwise."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(count)
 
 
 def _explained(error: ProcessLost, others: Sequence[SpawnProcess]) -> BaseException:

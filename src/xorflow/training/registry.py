@@ -99,6 +99,17 @@ def accepted_value(value: Any, annotation: Any) -> Any:
     raise ValueError(value)
 
 
+def accepted_record(record: Any, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Those values of a record that `kinds` names, each of its type; otherwise ValueError, which says what is amiss."""
+    accepted = {}
+    for name, kind in kinds.items():
+        try:
+            accepted[name] = accepted_value(record[name], kind)
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"{name!r} is not there, or not whole") from None
+    return accepted
+
+
 _CONSTANTS = {"true": True, "false": False, "none": None}
 _READERS: tuple[Callable[[str], Any], ...] = (
     _CONSTANTS.__getitem__,

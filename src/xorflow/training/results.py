@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from xorflow.evaluate import LogLikelihood, rows_at_a_time
 from xorflow.flows import Flow, LatentFlow, Mixture, refit_base
 from xorflow.training.build import category_counts, category_frequencies
 from xorflow.training.config import Options
-from xorflow.training.folder import INCOMPLETE
+from xorflow.training.folder import HELD_OUT, INCOMPLETE, reported_part
 from xorflow.training.registry import Trainable
 
 if TYPE_CHECKING:
@@ -31,9 +30,8 @@ def result_of(trainer: Trainer) -> dict[str, Any]:
     """What `result.json` holds of a run whose training has ended."""
     flow, dataset, options, progress = trainer.flow, trainer.dataset, trainer.options, trainer.progress
     failed: dict[str, str] = {}
-    parts = ("test", "validation")
     result: dict[str, Any] = report(
-        flow, dataset, options.evaluation_samples, parts, options.precision, failed=failed
+        flow, dataset, options.evaluation_samples, precision=options.precision, failed=failed
     )
     if failed:
         result[INCOMPLETE] = failed
@@ -44,21 +42,43 @@ def result_of(trainer: Trainer) -> dict[str, Any]:
         "epochs": progress.epoch,
         "best_epoch": progress.best_epoch,
         "steps": progress.step,
-        "parameters": sum(p.numel() for p in flow.parameters() if p.requires_grad),
         "weights": "average" if options.average else "last" if trainer.best is None else "best on validation",
         "seconds": round(progress.seconds, 3),
-        "device": str(trainer.device),
-        "data": dataset.describe(),
+        **about(flow, dataset),
         **({} if trainer.not_captured is None else {"not_captured": trainer.not_captured}),
     }
     return with_warning(result, options)
 
 
+def about(model: Trainable, dataset: Dataset) -> dict[str, Any]:
+    """What every result says of its model and its data."""
+    return {
+        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "device": str(model.device),
+        "data": dataset.describe(),
+    }
+
+
 def with_warning(result: dict[str, Any], options: Options) -> dict[str, Any]:
     """The result, and what to try if its model is no better than one that ignores how features depend on each other."""
-    part = "test" if "test" in result | result.get(INCOMPLETE, {}) else "validation"
-    warning = worse_than_independent(result.get(part), result["independent_nll"], options)
-    return result if warning is None else result | {"warning": warning}
+    part = reported_part(result | result.get(INCOMPLETE, {}))
+    figures, independent = result.get(part or ""), result["independent_nll"]
+    if figures is None or independent is None or figures["nll"] <= independent:
+        return result
+    exact = figures["kind"] == "exact"
+    remedies = {
+        "train longer (epochs)": True,
+        "let the base learn (base=learned)": not options.base.startswith("learned"),
+        "begin at independent columns (init=data)": options.init != "data",
+        "evaluate with more samples (evaluation_samples), for a bound may be loose": not exact,
+        "train by estimator=maximum-likelihood": not options.estimator.startswith("maximum-likelihood"),
+    }
+    warning = (
+        f"this model {'has' if exact else 'has at most'} {figures['nll']:.2f} nats, and independent columns have "
+        f"{independent:.2f}: it has learned nothing of how columns depend on each other. Try to "
+        f"{', or to '.join(remedy for remedy, helps in remedies.items() if helps)}"
+    )
+    return result | {"warning": warning}
 
 
 def require_complete(result: dict[str, Any], run: Path | None = None) -> dict[str, Any]:
@@ -74,36 +94,13 @@ def require_complete(result: dict[str, Any], run: Path | None = None) -> dict[st
     )
 
 
-def worse_than_independent(
-    figures: Mapping[str, Any] | None, independent: float | None, options: Options
-) -> str | None:
-    """What to say, and to try, if a model is no better than one that ignores how features depend on each other."""
-    if figures is None or independent is None or figures["nll"] <= independent:
-        return None
-    exact = figures["kind"] == "exact"
-    remedies = {
-        "train longer (epochs)": True,
-        "let the base learn (base=learned)": not options.base.startswith("learned"),
-        "begin at independent columns (init=data)": options.init != "data",
-        "evaluate with more samples (evaluation_samples), for a bound may be loose": not exact,
-        "train by estimator=maximum-likelihood": not options.estimator.startswith("maximum-likelihood"),
-    }
-    return (
-        f"this model {'has' if exact else 'has at most'} {figures['nll']:.2f} nats, and independent columns have "
-        f"{independent:.2f}: it has learned nothing of how columns depend on each other. Try to "
-        f"{', or to '.join(remedy for remedy, helps in remedies.items() if helps)}"
-    )
-
-
-def likelihood(
-    flow: Trainable, split: Split, samples: int, seed: int = 0, memory: int | None = None
-) -> LogLikelihood:
+def likelihood(flow: Trainable, split: Split, samples: int, memory: int | None = None) -> LogLikelihood:
     """The best likelihood there is: exact if in closed form, otherwise the importance-sampled bound."""
     if flow.has_closed_form:
         return evaluate.exact(flow, split, memory=memory)
     assert isinstance(flow, LatentFlow)
     proposal = "q" if flow.has_posterior else "p"
-    return evaluate.importance(flow, split, samples=samples, seed=seed, proposal=proposal, memory=memory)
+    return evaluate.importance(flow, split, samples=samples, proposal=proposal, memory=memory)
 
 
 def validation_nll(flow: Trainable, split: Split, *, greedy: bool) -> float:
@@ -147,7 +144,7 @@ def report(
     flow: Trainable,
     dataset: Dataset,
     samples: int,
-    names: tuple[str, ...],
+    names: tuple[str, ...] = HELD_OUT,
     precision: str = "auto",
     memory: int | None = None,
     *,
@@ -221,20 +218,18 @@ def _report_split(
     return figures
 
 
-def _require_numbers(figures: Mapping[str, Any]) -> None:
+def _require_numbers(figures: dict[str, Any]) -> None:
     """Numbers overflow within a network, and a likelihood may still be finite."""
-    layers = enumerate(figures["layers"], 1)
-    named = [
-        *figures.items(),
-        *((f"{key} of layer {n}", value) for n, use in layers for key, value in use.items()),
-    ]
-    name = next(
-        (name for name, value in named if isinstance(value, float) and not math.isfinite(value)), None
-    )
-    if name is not None:
-        raise EvaluationError(
-            f"figures are finite numbers, and {name} on this split is none; train again with a smaller lr, or with clip=1"
-        )
+    of_layers = {
+        f"{key} of layer {n}": value
+        for n, use in enumerate(figures["layers"], 1)
+        for key, value in use.items()
+    }
+    for name, value in (figures | of_layers).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise EvaluationError(
+                f"figures are finite numbers, and {name} on this split is none; train again with a smaller lr, or with clip=1"
+            )
 
 
 def independent_nll(dataset: Dataset, split: Split) -> float:

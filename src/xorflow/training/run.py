@@ -158,9 +158,8 @@ def create_run(
     resolve_device(options.device)  # before data are loaded
     estimator = build_estimator(options.estimator)
     dataset = dataset or build_data(options)
-    if isinstance(model, nn.Module):
-        return _begun(options, estimator, model, dataset, out, observer, initialised=True)
-    return _begun(options, estimator, _fresh_flow(options, dataset, model), dataset, out, observer)
+    flow = model if isinstance(model, nn.Module) else _fresh_flow(options, dataset, model)
+    return _begun(options, estimator, flow, dataset, out, observer, initialised=flow is model)
 
 
 def check_run(options: Options, dataset: Dataset, *, model: dict[str, Any] | None = None) -> None:
@@ -200,7 +199,7 @@ def resume_run(
     estimator = build_estimator(options.estimator)
     dataset = data_of_run(run, options, config["data_format"], dataset)
     beginning = read_weights(run, BEGINNING) if options.layers is None else {}
-    flow = model_for(config["model"], beginning) if beginning else _fresh_flow(options, dataset, None)
+    flow = model_for(config["model"], beginning) if beginning else _fresh_flow(options, dataset)
     if not beginning and flow_to_spec(flow) != flow_to_spec(model_for(config["model"], flow.state_dict())):
         raise CheckpointError(
             f"the options in {run / 'config.json'} make another model than the one in that file, so its weights would mean "
@@ -215,7 +214,8 @@ def resume_run(
         install(flow, beginning, run)
     else:
         _initialise(options, flow, dataset)
-    return _trainer(flow, estimator, dataset, options, run, observer)
+    with out_of_memory_as_error(remedy_for(options)):
+        return Trainer(flow, estimator, dataset, options, run, observer)
 
 
 def finish_run(trainer: Trainer) -> dict[str, Any]:
@@ -294,7 +294,8 @@ def _begun(
             if options.layers is None:
                 save_tensors(run, BEGINNING, flow.state_dict())
             write_config(run, options, flow, dataset)  # last: a folder with a configuration can be resumed
-    return _trainer(flow, estimator, dataset, options, run, observer)
+    with out_of_memory_as_error(remedy_for(options)):
+        return Trainer(flow, estimator, dataset, options, run, observer)
 
 
 def _seen(options: Options, dataset: Dataset) -> dict[str, str | dict[str, Tensor]]:
@@ -314,18 +315,6 @@ def _seen(options: Options, dataset: Dataset) -> dict[str, str | dict[str, Tenso
     }
 
 
-def _trainer(
-    flow: Trainable,
-    estimator: Estimator,
-    dataset: Dataset,
-    options: Options,
-    run: Path | None,
-    observer: Observer | None,
-) -> Trainer:
-    with out_of_memory_as_error(remedy_for(options)):
-        return Trainer(flow, estimator, dataset, options, run, observer)
-
-
 def remedy_for(options: Options) -> str:
     """Which options lower the need of memory."""
     call = CONDITIONERS.read(options.conditioner)
@@ -338,9 +327,9 @@ def remedy_for(options: Options) -> str:
 # ---- what a run begins with ----
 
 
-def initialised_flow(options: Options, dataset: Dataset, model: dict | None = None) -> Trainable:
-    """A flow with the weights that training begins with."""
-    flow = _fresh_flow(options, dataset, model)
+def initialised_flow(options: Options, dataset: Dataset) -> Trainable:
+    """The flow that the options describe, with the weights that training begins with."""
+    flow = _fresh_flow(options, dataset)
     _initialise(options, flow, dataset)
     return flow
 
@@ -359,7 +348,7 @@ def _initialise(options: Options, flow: Trainable, dataset: Dataset) -> None:
         init_from_flow(flow, before, what, keep_base="p0=" in options.base)
 
 
-def _fresh_flow(options: Options, dataset: Dataset, model: dict | None) -> Trainable:
+def _fresh_flow(options: Options, dataset: Dataset, model: dict | None = None) -> Trainable:
     with torch.random.fork_rng(devices=[]), out_of_memory_as_error(remedy_for(options)):
         torch.manual_seed(options.seed)
         return build_flow(options, dataset) if options.layers is not None else flow_from_spec(model or {})
