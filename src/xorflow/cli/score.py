@@ -249,7 +249,7 @@ def _measures(by_column: Mapping[str, str]) -> str:
     columns: dict[str, list[str]] = {}
     for name, measure in by_column.items():
         columns.setdefault(measure, []).append(name)
-    if len(columns.keys() - {"mass"}) == 0:
+    if columns.keys() <= {"mass"}:
         return ""
     return "".join(f"{measure}: {_list(names)}\n" for measure, names in columns.items())
 

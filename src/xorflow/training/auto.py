@@ -35,7 +35,7 @@ from xorflow.data.columns import Number
 from xorflow.errors import ConfigError
 from xorflow.estimators import MaximumLikelihood
 from xorflow.flows import LatentFlow, Layer, Mixture
-from xorflow.training.auto_units import Kept, Unit, Units
+from xorflow.training.auto_units import Unit, Units
 from xorflow.training.auto_weights import Weighing
 from xorflow.training.build import init_from_data
 from xorflow.training.config import Options
@@ -234,18 +234,18 @@ class _Search:
 
     def _made(self, kind: str, order: str) -> Unit:
         """A unit, from the folder of the run if it is there."""
-        kept = self.kept.find(kind, order)
-        if kept is None:
+        unit = self.kept.find(kind, order)
+        if unit is None:
             began = time.monotonic()
             flow, more = self._trees(order) if kind == TREES else self._network(order, kind)
-            kept = Kept(flow, round(time.monotonic() - began, 3), round(self.elapsed, 3), more)
-            self.kept.keep(kind, order, kept)
-        elif self.elapsed < kept.elapsed:
-            self.began = time.monotonic() - kept.elapsed
-        net = kept.flow.layers[0].conditioner
-        logits = _logits(net, self.validation)
-        nll = self.weighing.nll([[logits]])
-        return Unit(kind, order, net, logits, nll, kept.seconds, kept.more)
+            seconds = round(time.monotonic() - began, 3)
+            unit = Unit(kind, order, flow, seconds, round(self.elapsed, 3), more)
+            self.kept.keep(unit)
+        elif self.elapsed < unit.elapsed:
+            self.began = time.monotonic() - unit.elapsed
+        unit.logits = _logits(unit.net, self.validation)
+        unit.nll = self.weighing.nll([[unit.logits]])
+        return unit
 
     def _trees(self, order: str) -> tuple[LatentFlow, dict[str, int]]:
         data = self.dataset

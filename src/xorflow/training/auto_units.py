@@ -22,15 +22,31 @@ from xorflow.training.spec import model_for
 
 @dataclass
 class Unit:
-    """A kind of conditionals in one ordering, with its logits for the validation rows."""
+    """A kind of conditionals in one ordering.
+
+    Attributes:
+        kind: of conditionals.
+        order: of columns.
+        flow: of one layer, which has them.
+        seconds: that it took.
+        elapsed: seconds that the run had then taken.
+        more: counts of what it is made of.
+        logits: for the validation rows.
+        nll: of the validation rows.
+    """
 
     kind: str
     order: str
-    net: Conditioner
-    logits: Tensor
-    nll: float
+    flow: LatentFlow
     seconds: float
-    more: Mapping[str, Any] = field(default_factory=dict)
+    elapsed: float
+    more: Mapping[str, Any]
+    logits: Tensor = field(init=False)
+    nll: float = field(init=False)
+
+    @property
+    def net(self) -> Conditioner:
+        return self.flow.layers[0].conditioner
 
     def record(self) -> dict[str, Any]:
         """Plain values."""
@@ -39,31 +55,21 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What a folder has of a unit: its model, how long it took, how long the run had then taken, and counts."""
-
-    flow: LatentFlow
-    seconds: float
-    elapsed: float
-    more: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class Units:
     """Those of a run that are done, each in a folder of its own below `folder`; None keeps nothing."""
 
     folder: Path | None
 
-    def keep(self, kind: str, order: str, kept: Kept) -> None:
+    def keep(self, unit: Unit) -> None:
         if self.folder is None:
             return
-        out = self.folder / _name(kind, order)
+        out = self.folder / _name(unit.kind, unit.order)
         shutil.rmtree(out, ignore_errors=True)
-        save_tensors(out, "weights", kept.flow.state_dict())
-        record = {"seconds": kept.seconds, "elapsed": kept.elapsed, "more": dict(kept.more)}
-        write_json(out / "unit.json", record | {"model": flow_to_spec(kept.flow)})  # last: now it is whole
+        save_tensors(out, "weights", unit.flow.state_dict())
+        record = {"seconds": unit.seconds, "elapsed": unit.elapsed, "more": dict(unit.more)}
+        write_json(out / "unit.json", record | {"model": flow_to_spec(unit.flow)})  # last: now it is whole
 
-    def find(self, kind: str, order: str) -> Kept | None:
+    def find(self, kind: str, order: str) -> Unit | None:
         """One that is done, or None.
 
         Raises:
@@ -88,7 +94,7 @@ class Units:
         if not isinstance(flow, LatentFlow):
             raise _damaged(out)
         install(flow, weights, out)
-        return Kept(flow, **unit)
+        return Unit(kind, order, flow, **unit)
 
 
 def _name(kind: str, order: str) -> str:

@@ -224,32 +224,35 @@ _RESULT: dict[str, Any] = {"device": str, "parameters": int, "seconds": float, "
 _DATA: dict[str, Any] = {"name": str, "shape": Sequence[int] | None}
 _OF_ONE: dict[str, Any] = {"seed": int, "epochs": int, "independent_nll": float | None}
 _OF_SEVERAL: dict[str, Any] = {"how": str, "runs": list, "seeds": list}
+_OF_SOME: dict[str, Any] = {INCOMPLETE: Mapping[str, str], "warning": str}
 """What others than people read in a `result.json`: of a part of the data, of every run, of one trained here, of a mixture."""
 
 
-def _is_exact(figures: Any) -> bool:
-    return isinstance(figures, dict) and figures.get("kind") == "exact"
+def _records(result: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """What a result holds, with the kinds of its values; each is asked for once those before it are there."""
+    combined = "how" in result
+    yield result, _RESULT | (_OF_SEVERAL if combined else _OF_ONE)
+    yield result["data"], _DATA
+    for figures in (result[part] for part in HELD_OUT if part in result):
+        yield figures, _FIGURES
+        if "auto" not in result:
+            yield figures, _DETERMINISTIC
+        if figures["kind"] != "exact":
+            yield figures, {"samples": int}
+        if not combined:
+            yield result, {"independent_nll": float}
+    yield result, {key: kind for key, kind in _OF_SOME.items() if key in result}
 
 
 def read_result(run: Path) -> dict[str, Any]:
     """The content of a finished run's `result.json`, as far as it is read by programs as it should be."""
     path = inside(run, "result.json")
     result = read_json(path, "the result")
-    records: list[tuple[Any, Mapping[str, Any]]] = [
-        (result, _RESULT | (_OF_SEVERAL if "how" in result else _OF_ONE))
-    ]
-    records += [(result.get("data"), _DATA)]
-    for part in result.keys() & set(HELD_OUT):
-        records += [(result[part], _FIGURES), (result, {} if "how" in result else {"independent_nll": float})]
-        records += [] if "auto" in result else [(result[part], _DETERMINISTIC)]
-        records += [] if _is_exact(result[part]) else [(result[part], {"samples": int})]
-    of_some: dict[str, Any] = {INCOMPLETE: Mapping[str, str], "warning": str}
-    records += [(result, {key: kind}) for key, kind in of_some.items() if key in result]
-    for record, kinds in records:
-        try:
+    try:
+        for record, kinds in _records(result):
             accepted_record(record, kinds)
-        except ValueError as error:
-            raise CheckpointError(f"{path} is damaged: {error}; restore it, or train again") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; restore it, or train again") from None
     return result
 
 

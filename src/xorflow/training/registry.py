@@ -231,16 +231,15 @@ class Registry:
             {"name": name} | {key: setting.default for key, setting in settings.items()},
             [*settings],
         )
-        for key, value in given.items():
-            if key not in self.inner:
-                call[key] = self._value(f"{key} of {self.what} {text!r}", value, settings[key].annotation)
         # what is named stands before the settings of it, and those of what is not named are taken last
         for key in sorted(settings, key=[*given, *settings].index):
-            if key not in self.inner:
-                continue
-            inner = self.inner[key]
-            call[key], more = inner._take(given.get(key, next(iter(inner))), items, text)
-            names += more
+            if key in self.inner:
+                inner = self.inner[key]
+                call[key], more = inner._take(given.get(key, next(iter(inner))), items, text)
+                names += more
+            elif key in given:
+                what = f"{key} of {self.what} {text!r}"
+                call[key] = self._value(what, given[key], settings[key].annotation)
         return call, names
 
     def _value(self, what: str, text: str, annotation: Any) -> Any:
