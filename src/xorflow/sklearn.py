@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import numbers
 import warnings
 from collections.abc import Mapping, Sequence
@@ -220,10 +219,6 @@ class FlowDensity(BaseEstimator):
     def _learn(self, table: pa.Table, split: Mapping[str, np.ndarray]) -> None:
         if not isinstance(self.rare, numbers.Integral) or self.rare < 0:
             raise ConfigError(f"rare is a number of rows, at least 0; got {self.rare!r}")
-        if not isinstance(self.minutes, numbers.Real) or not 0 <= self.minutes < math.inf:
-            raise ConfigError(f"minutes is a number, at least 0; got {self.minutes!r}")
-        if not isinstance(self.orderings, numbers.Integral | None):
-            raise ConfigError(f"orderings is a number, or None; got {self.orderings!r}")
         seed = _seed(self.random_state)
         train = table.take(np.sort(split["train"]))
         tallies = [Tally.of(name, train[name]) for name in train.column_names]

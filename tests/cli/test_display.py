@@ -147,7 +147,7 @@ def test_the_grid_is_nearly_square(count: int, shape: tuple[int, int]) -> None:
 
 def test_a_png_with_category_0_black_and_the_last_one_white(tmp_path: Path) -> None:
     x = np.array([[0, 1, 2, 2, 1, 0]])
-    save_image_grid(tmp_path / "x.png", x, (2, 3), categories=3, scale=2)
+    save_image_grid(tmp_path / "x.png", x, (2, 3), categories=3)
     picture = imread(tmp_path / "x.png")
     assert picture.shape[:2] == (12, 14)
     grey = picture[5::2, 5::2, 0][:2, :3] if picture.ndim == 3 else picture[5::2, 5::2][:2, :3]

@@ -185,9 +185,14 @@ def _message(error: Any) -> str:
 def _fail(message: str) -> int:
     if os.environ.get("RANK", "0") != "0":  # of several processes, begun by torchrun, the first one says it
         return 2
+    show_error(message)
+    return 2
+
+
+def show_error(message: str) -> None:
+    """What went wrong, in one line."""
     line = Text.assemble(("error: ", "bold red"), in_one_line(message))
     Console(stderr=True).print(line, soft_wrap=True, highlight=False)
-    return 2
 
 
 # ---- standard output and standard error while a command runs ----

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xorflow.cli.runs import plain_table
+from xorflow.cli.runs import plain_table, say
 from xorflow.data import Dataset
 from xorflow.training.folder import reported_part
 
@@ -24,8 +24,7 @@ def show_data(console: Console, dataset: Dataset) -> None:
     """How a table was read: what each column is, and what happens to it."""
     if dataset.schema is None:
         return
-    lines = [*dataset.notes, "", str(dataset.schema), ""]
-    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+    say(console, *dataset.notes, "", str(dataset.schema), "")
 
 
 def show_auto(console: Console, folder: Path, result: Mapping[str, Any], samples: Path) -> None:
@@ -49,7 +48,8 @@ def show_auto(console: Console, folder: Path, result: Mapping[str, Any], samples
     console.print(table, "", _columns(result["columns"]), "", _rows(result, part), "", sep="\n")
     kinds = ", ".join(f"{kind} by {weight:.2f}" for kind, weight in record["kinds"].items())
     orders = ", ".join(f"{order} {weight:.2f}" for order, weight in record["weights"].items())
-    lines = [
+    say(
+        console,
         f"logits     {kinds}",
         f"orderings  {orders}; {record['ends']}",
         *(f"because    {reason}" for reason in record["reasons"]),
@@ -57,8 +57,7 @@ def show_auto(console: Console, folder: Path, result: Mapping[str, Any], samples
         f"again      --set orderings={record['orderings']} makes the same model",
         f"run        {folder}",
         f"samples    {samples}",
-    ]
-    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+    )
 
 
 def _columns(columns: list[Mapping[str, Any]]) -> Table:

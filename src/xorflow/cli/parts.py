@@ -25,8 +25,9 @@ from rich.console import Console
 from xorflow import __version__
 from xorflow._devices import resolve_device
 from xorflow._files import inside, read_json, write_json
+from xorflow.cli.app import show_error
 from xorflow.cli.progress import SPEED_SECONDS, Bar, times
-from xorflow.errors import ConfigError, UserError, in_one_line
+from xorflow.errors import ConfigError, UserError
 from xorflow.training.folder import held, require_free
 from xorflow.training.jobs import attempted, begin_child, first_problem, set_threads
 from xorflow.training.trainer import handled_signals
@@ -131,7 +132,7 @@ def make_files(
     if display.problems:
         message = first_problem(display.problems) + "; all other files are there, and are kept"
         if display.fault:
-            typer.echo(f"error: {in_one_line(message)}", err=True)
+            show_error(message)
             raise typer.Exit(1)
         raise UserError(message)
 

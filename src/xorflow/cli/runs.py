@@ -135,6 +135,11 @@ def plain_table(first: str, *others: str) -> Table:
     return table
 
 
+def say(console: Console, *lines: str) -> None:
+    """Lines as they are, whatever is in them and however long they are."""
+    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+
+
 # ---- what arguments mean ----
 
 

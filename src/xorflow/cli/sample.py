@@ -184,26 +184,28 @@ def _write(path: Path, x: Tensor, opened: Run, seed: int, quote_formulas: bool =
 # ---- as a picture ----
 
 
+_BETWEEN = 0.25
+"""Dark grey."""
+
+
 def image_grid(images: np.ndarray, columns: int | None = None, gap: int = 2) -> np.ndarray:
     """One grey picture (height, width) in 0..1 of images (N, H, W) in 0..1, dark grey between them."""
     count, height, width = images.shape
     columns = columns or max(1, round(count**0.5))
     rows = -(-count // columns)
-    canvas = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap), 0.25)
-    for index, image in enumerate(images):
-        top, left = gap + index // columns * (height + gap), gap + index % columns * (width + gap)
-        canvas[top : top + height, left : left + width] = image
-    return canvas
+    # every tile has a gap below and to its right, and the picture one above and to its left
+    tiles = np.full((rows * columns, height + gap, width + gap), _BETWEEN)
+    tiles[:count, :height, :width] = images
+    grid = tiles.reshape(rows, columns, *tiles.shape[1:]).swapaxes(1, 2).reshape(rows * (height + gap), -1)
+    return np.pad(grid, ((gap, 0), (gap, 0)), constant_values=_BETWEEN)
 
 
-def save_image_grid(
-    path: Path, x: np.ndarray, shape: tuple[int, ...], categories: int, *, scale: int = 2
-) -> None:
+def save_image_grid(path: Path, x: np.ndarray, shape: tuple[int, ...], categories: int) -> None:
     """Write states (N, D) of an image of `shape` as a PNG, category 0 black and the last one white."""
     from matplotlib.image import imsave
 
     images = x.reshape(-1, shape[0], shape[1]) / (categories - 1)
-    grid = np.kron(image_grid(images), np.ones((scale, scale)))
+    grid = np.kron(image_grid(images), np.ones((2, 2)))
     buffer = io.BytesIO()
     imsave(buffer, grid, cmap="gray", vmin=0, vmax=1, format="png")
     write_bytes(path, buffer.getvalue(), NO_ROOM)

@@ -14,10 +14,11 @@ from rich.text import Text
 
 from xorflow import training
 from xorflow._files import write_json
+from xorflow.cli.app import show_error
 from xorflow.cli.progress import Display, Planned
-from xorflow.cli.runs import plain_table
+from xorflow.cli.runs import plain_table, say
 from xorflow.cli.sample import samples_beside
-from xorflow.errors import ConfigError, in_one_line
+from xorflow.errors import ConfigError
 from xorflow.training import Interrupted, Job, Options, Outcome
 from xorflow.training.config import from_mapping, read_toml
 from xorflow.training.folder import held, require_free
@@ -53,8 +54,7 @@ def _train(jobs: Sequence[Job], out: Path, workers: int, again: str) -> None:
     show_runs(Console(), out, summary)
     failed = [row for row in summary["runs"] if row["error"] is not None]
     for row in failed:
-        line = Text.assemble(("error: ", "bold red"), in_one_line(f"{row['folder']}: {row['error']}"))
-        Console(stderr=True).print(line, soft_wrap=True, highlight=False)
+        show_error(f"{row['folder']}: {row['error']}")
     if failed:
         raise typer.Exit(1 if any(outcome.fault for outcome in display.outcomes) else 2)
 
@@ -203,8 +203,7 @@ def show_runs(console: Console, out: Path, summary: Mapping[str, Any]) -> None:
             table.add_row(Text(group["name"]), str(group["n"]), *spread)
         console.print()
         console.print(table)
-    lines = f"runs     {out}\nsummary  {out / 'summary.json'}"
-    console.print(lines, soft_wrap=True, highlight=False, markup=False)
+    say(console, f"runs     {out}", f"summary  {out / 'summary.json'}")
 
 
 def _figures(row: Mapping[str, Any]) -> tuple[str, str, str, str]:

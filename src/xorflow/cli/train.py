@@ -23,7 +23,7 @@ from xorflow._distributed import rank, under_torchrun
 from xorflow.cli import several
 from xorflow.cli.auto import show_auto, show_data
 from xorflow.cli.progress import AutoDisplay, TrainingDisplay
-from xorflow.cli.runs import NOTHING_HELD_OUT
+from xorflow.cli.runs import NOTHING_HELD_OUT, say
 from xorflow.cli.sample import samples_beside
 from xorflow.data import Dataset
 from xorflow.errors import ConfigError
@@ -303,12 +303,12 @@ def show_summary(console: Console, folder: Path, result: dict[str, Any], samples
         line = Text.assemble(("warning: ", "bold yellow"), result["warning"])
         console.print(line, "", sep="\n", soft_wrap=True, highlight=False)
     epochs = f"{result['epochs']} epoch{'s' if result['epochs'] != 1 else ''}"
-    lines = (
+    say(
+        console,
         f"{result['parameters']:,} weights, {epochs}, {result['seconds']:.1f} s on {result['device']}",
         f"run      {folder}",
         f"samples  {samples}",
     )
-    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
 
 
 def _show_figures(console: Console, part: str, figures: list[Figure]) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -120,8 +121,10 @@ def auto_fit(
         Interrupted: after Ctrl-C or SIGTERM while a network is trained.
     """
     require_suitable(dataset)
-    if orderings is not None and not 1 <= orderings <= MOST_ORDERINGS:
-        raise ConfigError(f"the recipe auto has 1 to {MOST_ORDERINGS} orderings; got {orderings}")
+    if not isinstance(minutes, Real) or not 0 <= minutes < math.inf:
+        raise ConfigError(f"minutes is a number, at least 0; got {minutes!r}")
+    if orderings is not None and orderings not in range(1, MOST_ORDERINGS + 1):
+        raise ConfigError(f"the recipe auto has 1 to {MOST_ORDERINGS} orderings; got {orderings!r}")
     if ordered is None:
         schema = dataset.schema
         ordered = [d for d, c in enumerate(schema.columns) if isinstance(c, Number)] if schema else []
