@@ -101,22 +101,23 @@ def score(
     if out is not None:
         check_out(out, (".csv", ".npy"), (data, opened.options.data), force)
     _require_no_context(opened)
-    source = None if opened.schema is None else open_rows(opened.schema, data, header)
-    x = load_rows(data, categories=opened.flow.states.sizes, shape=opened.shape) if source is None else None
+    schema = opened.schema
+    if schema is None:
+        rows = load_rows(data, categories=opened.flow.states.sizes, shape=opened.shape)
+    else:
+        rows = open_rows(schema, data, header)
     chosen = chosen_flow(opened, flow, most)  # may take long, so after all that may be refused
     with out_of_memory_as_error("lower --memory"):
-        if x is not None:
-            more, log_p = {}, row_by_row(chosen, Split(x), samples, most)
+        if isinstance(rows, Tensor):
+            more, log_p = {}, row_by_row(chosen, Split(rows), samples, most)
         else:
-            assert opened.schema is not None
-            assert source is not None
-            more, log_p = _score_table(TableModel(opened.schema, chosen), source, samples, most)
+            assert schema is not None
+            more, log_p = _score_table(TableModel(schema, chosen), rows, samples, most)
     values = training.require_finite(log_p, str(data)).values.cpu()
     if out is not None:
         _write_scores(out, values)
-    if source is not None and opened.schema is not None:
-        for line in extra_columns(opened.schema, source):
-            typer.echo(line, err=True)
+    for line in more.pop("notes", ()):
+        typer.echo(line, err=True)
     if as_json:
         typer.echo(json.dumps(log_p.summary() | more | {"log_prob": values.tolist()}, allow_nan=False))
         return
@@ -268,7 +269,7 @@ def _list(names: Sequence[str], most: int = 10) -> str:
 def _score_table(
     model: TableModel, source: Source, samples: int, memory: int | None
 ) -> tuple[dict[str, Any], LogLikelihood]:
-    """Scores of rows that are read batch by batch; of what measures they are densities, and what rows have never been seen."""
+    """Scores of rows that are read batch by batch; what measures they are densities of, what is new in them, what to note."""
     values, kind, unseen = [], "exact", Counter()
     with told(source.label):
         for batch in source.batches(model.schema.names):
@@ -278,7 +279,8 @@ def _score_table(
             kind = scores.kind
     features = len(model.schema.columns)
     log_p = LogLikelihood(torch.cat(values), kind, features, None if kind == "exact" else samples)
-    return {"measures": model.measures, "unseen": dict(unseen)}, log_p
+    notes = extra_columns(model.schema, source)
+    return {"measures": model.measures, "unseen": dict(unseen), "notes": notes}, log_p
 
 
 def _write_scores(path: Path, values: Tensor) -> None:
