@@ -8,10 +8,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
@@ -29,7 +29,7 @@ from xorflow.cli.app import show_error
 from xorflow.cli.progress import SPEED_SECONDS, Bar, times
 from xorflow.errors import ConfigError, UserError
 from xorflow.training.folder import held, require_free
-from xorflow.training.jobs import attempted, begin_child, first_problem, set_threads
+from xorflow.training.jobs import attempted, begin_child, first_problem, with_threads
 from xorflow.training.trainer import handled_signals
 
 MANIFEST = "manifest.json"
@@ -182,7 +182,7 @@ class _Display(Bar):
 
 def _by_processes(tasks: Sequence[Task], out: Path, make: Make, jobs: int, done: _Done) -> None:
     if min(jobs, len(tasks)) == 1:
-        with _one_thread():
+        with with_threads(1):  # bits do not depend on how many processes there are
             for task in tasks:
                 _, error, fault = attempted(make, task.of, out / task.name)
                 done(task, error, fault)
@@ -205,17 +205,6 @@ def _by_processes(tasks: Sequence[Task], out: Path, make: Make, jobs: int, done:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """As in a process of several: bits do not depend on how many there are."""
-    before = torch.get_num_threads()
-    set_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _by_ray(tasks: Sequence[Task], out: Path, make: Make, jobs: int | None, done: _Done) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,7 @@ import typer
 from torch import Tensor
 
 from xorflow import training
-from xorflow._files import write_bytes
+from xorflow._files import new_file
 from xorflow._math import philox_raw
 from xorflow.batch import RunModel
 from xorflow.cli.parts import IN_A_FOLDER, OF_ONE_FILE, Jobs, Task, is_folder, make_files, refuse
@@ -206,6 +205,5 @@ def save_image_grid(path: Path, x: np.ndarray, shape: tuple[int, ...], categorie
 
     images = x.reshape(-1, shape[0], shape[1]) / (categories - 1)
     grid = np.kron(image_grid(images), np.ones((2, 2)))
-    buffer = io.BytesIO()
-    imsave(buffer, grid, cmap="gray", vmin=0, vmax=1, format="png")
-    write_bytes(path, buffer.getvalue(), NO_ROOM)
+    with new_file(path, NO_ROOM) as stream:
+        imsave(stream, grid, cmap="gray", vmin=0, vmax=1, format="png")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
 import json
 import math
 import os
@@ -21,7 +19,7 @@ import typer
 from torch import Tensor
 
 from xorflow import training
-from xorflow._files import new_file, write_bytes
+from xorflow._files import new_file
 from xorflow.batch import Scorer
 from xorflow.cli.parts import (
     IN_A_FOLDER,
@@ -284,11 +282,9 @@ def _score_table(
 
 
 def _write_scores(path: Path, values: Tensor) -> None:
-    buffer = io.BytesIO()
-    if path.suffix.lower() == ".npy":
-        np.save(buffer, values.numpy(), allow_pickle=False)
-    else:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([["log_prob"], *([repr(v)] for v in values.tolist())])
-        buffer.write(text.getvalue().encode())
-    write_bytes(path, buffer.getvalue(), NO_ROOM)
+    with new_file(path, NO_ROOM) as stream:
+        if path.suffix.lower() == ".npy":
+            np.save(stream, values.numpy(), allow_pickle=False)
+        else:
+            lines = ["log_prob", *map(repr, values.tolist())]
+            stream.write("".join(f"{line}\n" for line in lines).encode())

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
@@ -262,11 +263,22 @@ def _work(job: Job, sender: Any, threads: int) -> None:
 
 def begin_child(threads: int) -> None:
     """What a process that was begun here does first: it takes its share of the cores, and ends with its parent."""
-    set_threads(threads)
+    _set_threads(threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def set_threads(count: int) -> None:
+@contextmanager
+def with_threads(count: int) -> Iterator[None]:
+    """Within this block torch has so many threads, as in one process of several."""
+    before = torch.get_num_threads()
+    _set_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _set_threads(count: int) -> None:
     """A process's share of the cores, unless OMP_NUM_THREADS says otherwise."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(count)

@@ -119,11 +119,6 @@ class Muon(torch.optim.AdamW):
         finally:
             self.param_groups = groups
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        groups = state["param_groups"]
-        super().__setstate__(state | {"param_groups": [group for group in groups if not group["parts"]]})
-        self.param_groups = groups
-
     def _turn(self, group: dict[str, Any]) -> None:
         """One step of the matrices of a group, those of a shape together."""
         due = sorted((p for p in group["params"] if p.grad is not None), key=lambda p: p.shape)

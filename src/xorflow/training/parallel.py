@@ -16,12 +16,11 @@ from contextlib import contextmanager
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from xorflow._distributed import process_count, process_group, under_torchrun
 from xorflow.errors import ConfigError, ProcessLost, UserError
-from xorflow.training.jobs import INTERRUPTED, begin_child, how_ended, set_threads
+from xorflow.training.jobs import INTERRUPTED, begin_child, how_ended, with_threads
 from xorflow.training.trainer import Interrupted, handled_signals
 
 
@@ -55,9 +54,8 @@ def together(processes: int | None, work: Callable[[], object]) -> Iterator[None
 def _begun(count: int, work: Callable[[], object]) -> Iterator[None]:
     """Within this block `count` - 1 further processes do `work`; they meet by a file and the loopback interface."""
     context = multiprocessing.get_context("spawn")  # threads and CUDA do not survive a fork
-    threads = torch.get_num_threads()
     share = max(1, (os.cpu_count() or 1) // count)
-    with tempfile.TemporaryDirectory(prefix="xorflow-") as folder, _loopback():
+    with tempfile.TemporaryDirectory(prefix="xorflow-") as folder, _loopback(), with_threads(share):
         path = Path(folder) / "store"
         others = [
             context.Process(target=_work, args=(work, number, count, path, share), daemon=True)
@@ -67,7 +65,6 @@ def _begun(count: int, work: Callable[[], object]) -> Iterator[None]:
             with handled_signals({signal.SIGINT: signal.SIG_IGN}):  # Ctrl-C in a terminal is for us alone
                 for other in others:
                     other.start()
-            set_threads(share)
             store = _met(path, count, others)
             with process_group(store=store, rank=0, world_size=count):
                 yield
@@ -79,7 +76,6 @@ def _begun(count: int, work: Callable[[], object]) -> Iterator[None]:
                     other.terminate()
             raise
         finally:
-            torch.set_num_threads(threads)
             for other in others:
                 _end(other)
 
