@@ -29,7 +29,7 @@ from xorflow.cli.app import show_error
 from xorflow.cli.progress import SPEED_SECONDS, Bar, times
 from xorflow.errors import ConfigError, UserError
 from xorflow.training.folder import held, require_free
-from xorflow.training.jobs import attempted, begin_child, first_problem, with_threads
+from xorflow.training.jobs import attempted, begin_child, first_problem, torch_threads
 from xorflow.training.trainer import handled_signals
 
 MANIFEST = "manifest.json"
@@ -182,7 +182,7 @@ class _Display(Bar):
 
 def _by_processes(tasks: Sequence[Task], out: Path, make: Make, jobs: int, done: _Done) -> None:
     if min(jobs, len(tasks)) == 1:
-        with with_threads(1):  # bits do not depend on how many processes there are
+        with torch_threads(1):  # bits do not depend on how many processes there are
             for task in tasks:
                 _, error, fault = attempted(make, task.of, out / task.name)
                 done(task, error, fault)

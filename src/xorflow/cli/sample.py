@@ -141,36 +141,24 @@ def samples_beside(folder: Path) -> Path:
     # large networks take a minute on a CPU
     on_gpu = trained_on.startswith("cuda") and torch.cuda.is_available()
     opened = training.open_run(folder, device=trained_on if on_gpu else "cpu")
-    path = folder / _natural_name(opened)
+    path = folder / f"samples{_suffixes(opened)[0]}"
     _write(path, draw(opened.flow, 100, seed=0), opened, seed=0)
     return path
 
 
 def _free_name(opened: Run) -> Path:
     """Of a file in this folder that is not there: nobody asked to replace one."""
-    first = Path(_natural_name(opened))
+    first = Path(f"samples{_suffixes(opened)[0]}")
     names = (first.with_stem(f"{first.stem}-{n}") if n > 1 else first for n in range(1, 10_000))
     return next(name for name in names if not name.exists())
 
 
-def _natural_name(opened: Run) -> str:
-    """A picture of images, a table in the format that came, an array otherwise."""
-    if _is_image(opened):
-        return "samples.png"
-    return (
-        "samples.npy" if opened.schema is None else f"samples.{opened.schema.layout.get('format', 'parquet')}"
-    )
-
-
 def _suffixes(opened: Run) -> tuple[str, ...]:
-    """Of files that samples can be written to."""
+    """Of files that samples can be written to; first a picture of images, a table in the format that came, or an array."""
     if opened.schema is not None:
-        return SUFFIXES
-    return (".npy", ".png") if _is_image(opened) else (".npy",)
-
-
-def _is_image(opened: Run) -> bool:
-    return opened.shape is not None and len(opened.shape) == 2
+        natural = f".{opened.schema.layout.get('format', 'parquet')}"
+        return tuple(dict.fromkeys((natural, *SUFFIXES)))
+    return (".png", ".npy") if len(opened.shape or ()) == 2 else (".npy",)
 
 
 def _write(path: Path, x: Tensor, opened: Run, seed: int, quote_formulas: bool = False) -> None:

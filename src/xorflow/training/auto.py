@@ -69,8 +69,12 @@ _NEARLY_CERTAIN = 1 - 1e-6
 
 
 _TRAINING: dict[str, Any] = {
-    **{"optimiser": "adamw", "schedule": "constant", "weight_decay": 0.1, "average": 0.99},
-    **{"epochs": 100, "patience": 6},
+    "optimiser": "adamw",
+    "schedule": "constant",
+    "weight_decay": 0.1,
+    "average": 0.99,
+    "epochs": 100,
+    "patience": 6,
 }
 """How a MADE is trained: at one rate, with the average of its weights in place of a rate that falls."""
 
@@ -164,20 +168,19 @@ def _one_thread() -> Iterator[int]:
         torch.set_num_threads(threads)
 
 
+@dataclass
 class _Search:
-    def __init__(
-        self,
-        dataset: Dataset,
-        seed: int,
-        ordered: Sequence[int],
-        threads: int,
-        observer: AutoObserver | None,
-        kept: Units,
-    ) -> None:
+    dataset: Dataset
+    seed: int
+    ordered: Sequence[int]
+    threads: int
+    observer: AutoObserver | None
+    kept: Units
+
+    def __post_init__(self) -> None:
+        dataset = self.dataset
         assert dataset.validation is not None
-        self.dataset, self.seed, self.ordered, self.threads = dataset, seed, ordered, threads
         self.validation: Split = dataset.validation
-        self.observer, self.kept = observer, kept
         self.began, self.stopping = time.monotonic(), threading.Event()
         rows, columns = dataset.train.values.shape
         lacking = without_trees(columns)

@@ -268,7 +268,7 @@ def begin_child(threads: int) -> None:
 
 
 @contextmanager
-def with_threads(count: int) -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
     """Within this block torch has so many threads, as in one process of several."""
     before = torch.get_num_threads()
     _set_threads(count)

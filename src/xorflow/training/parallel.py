@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from xorflow._distributed import process_count, process_group, under_torchrun
 from xorflow.errors import ConfigError, ProcessLost, UserError
-from xorflow.training.jobs import INTERRUPTED, begin_child, how_ended, with_threads
+from xorflow.training.jobs import INTERRUPTED, begin_child, how_ended, torch_threads
 from xorflow.training.trainer import Interrupted, handled_signals
 
 
@@ -55,7 +55,7 @@ def _begun(count: int, work: Callable[[], object]) -> Iterator[None]:
     """Within this block `count` - 1 further processes do `work`; they meet by a file and the loopback interface."""
     context = multiprocessing.get_context("spawn")  # threads and CUDA do not survive a fork
     share = max(1, (os.cpu_count() or 1) // count)
-    with tempfile.TemporaryDirectory(prefix="xorflow-") as folder, _loopback(), with_threads(share):
+    with tempfile.TemporaryDirectory(prefix="xorflow-") as folder, _loopback(), torch_threads(share):
         path = Path(folder) / "store"
         others = [
             context.Process(target=_work, args=(work, number, count, path, share), daemon=True)

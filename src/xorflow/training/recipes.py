@@ -106,14 +106,10 @@ def check_alone(before: str, label: str) -> None:
 
 def check_data(label: str, data: str) -> None:
     """Refuse a recipe on data that it is not for."""
-    name = label.partition("@")[0]
-    if name == AUTO.name and data == "mnist":
-        raise ConfigError(
-            "recipe 'auto' is for tables, and the data are mnist; leave recipe out, or give a file"
-        )
-    recipe = RECIPES.get(name)
-    if recipe is not None and recipe.data != data:
+    recipe = {**RECIPES, AUTO.name: AUTO}.get(label.partition("@")[0])
+    kind = "tables" if recipe is AUTO and data != "mnist" else data
+    if recipe is not None and recipe.data != kind:
         raise ConfigError(
             f"recipe {recipe.name!r} is for {recipe.data}, and the data are {data}; leave recipe out and choose options of "
-            "your own"
+            "your own, or give data that it is for"
         )

@@ -160,9 +160,19 @@ def _hint(name: str, among: Iterable[str]) -> str:
 
 # ---- calls as texts ----
 
-_FROM_DATA = frozenset(
-    ("features", "order", "shape", "flip", "categories", "choices", "sees", "context", "skipped")
-) | {"learned", "probabilities"}
+_FROM_DATA = {
+    "features",
+    "order",
+    "shape",
+    "flip",
+    "categories",
+    "choices",
+    "sees",
+    "context",
+    "skipped",
+    "learned",
+    "probabilities",
+}
 """Arguments that no text gives: data, orderings, other layers and names say them."""
 
 MOST = 2**31
@@ -316,8 +326,8 @@ def flow_to_spec(flow: Trainable) -> Call:
 # ---- what can be named ----
 
 
-def _no_posterior() -> None:
-    """A layer without one: only its generator is trained."""
+def _none() -> None:
+    """Nothing: no posterior, no standardiser."""
 
 
 def _linear(
@@ -332,7 +342,7 @@ CONDITIONERS = Registry("conditioner", _NETWORKS)
 POSTERIORS = Registry(
     "posterior",
     {
-        "none": _no_posterior,
+        "none": _none,
         # Bayes' rule, where posteriors begin, is linear
         "mlp": functools.partial(MLP, direct=True),
         "made": functools.partial(MADE, direct=True),
@@ -345,10 +355,6 @@ TRANSFORMS = Registry("transform", _TRANSFORMS)
 BASES = Registry(
     "base", {"learned": functools.partial(FactorisedBase, p0=0.998, learned=True), "fixed": FactorisedBase}
 )
-
-
-def _no_standardiser() -> None:
-    """Terms as they are."""
 
 
 OBJECTIVES = Registry("objective", {"bound": estimators.Bound, "elbo": estimators.ELBO})
@@ -377,7 +383,7 @@ BASELINES = Registry(
 )
 STANDARDISERS = Registry(
     "standardiser",
-    {"none": _no_standardiser, "one": estimators.OneScale, "feature": estimators.FeatureScale},
+    {"none": _none, "one": estimators.OneScale, "feature": estimators.FeatureScale},
 )
 ESTIMATORS = Registry(
     "estimator",
@@ -402,9 +408,15 @@ ESTIMATORS = Registry(
 )
 
 PARTS: dict[str, type[nn.Module]] = {
-    **{"flow": LatentFlow, "mixture": Mixture, "layer": Layer, "base": FactorisedBase},
+    "flow": LatentFlow,
+    "mixture": Mixture,
+    "layer": Layer,
+    "base": FactorisedBase,
     **_NETWORKS,
-    **{"mlp": MLP, "diagonal": Diagonal, "trees": BoostedTrees, "stacked": Stacked},
+    "mlp": MLP,
+    "diagonal": Diagonal,
+    "trees": BoostedTrees,
+    "stacked": Stacked,
     **_TRANSFORMS,
     "xor": Xor,
 }
