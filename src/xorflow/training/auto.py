@@ -37,7 +37,7 @@ from xorflow.errors import ConfigError
 from xorflow.estimators import MaximumLikelihood
 from xorflow.flows import LatentFlow, Layer, Mixture
 from xorflow.training.auto_units import Unit, Units
-from xorflow.training.auto_weights import Weighing
+from xorflow.training.auto_weights import Weighing, Weights
 from xorflow.training.build import init_from_data
 from xorflow.training.config import Options
 from xorflow.training.registry import Trainable
@@ -186,7 +186,7 @@ class _Search:
         lacking = without_trees(columns)
         self.kinds = [] if lacking else [TREES]
         self.kinds += [PLAIN, DROPOUT] if rows < _FEW_ROWS * columns else [PLAIN]
-        self.units: list[Unit] = []
+        self.by_ordering: list[list[Unit]] = []  # by ordering
         self.reasons: list[str] = [lacking] if lacking else []
         self.weighing = Weighing(self.validation, dataset.categories, Boosting().most)
 
@@ -214,14 +214,14 @@ class _Search:
             made += 1
             if made == 1:
                 units = self._choose(units)
-            self.units += units
+            self.by_ordering.append(units)
             # kinds are made side by side
             longest = max(longest, *(unit.seconds for unit in units))
-            trees = sum(unit.more.get("trees", 0) for unit in self.units)
+            trees = sum(unit.more.get("trees", 0) for each in self.by_ordering for unit in each)
             if orderings is None and (made + 1) / made * trees > _TREES_A_COLUMN * self.dataset.features:
                 ends = "more trees would make scores slow"
                 break
-        return self._finished(made, ends)
+        return self._finished(ends)
 
     def _ordering(self, order: str) -> list[Unit]:
         """All kinds in one ordering: trees on other threads, while networks train."""
@@ -304,40 +304,41 @@ class _Search:
                     f"{best.kind} and not {unit.kind}: {best.nll:.4g} and {unit.nll:.4g} nats"
                 )
         kept = [unit for unit in units if unit is best or unit.kind == TREES]
-        together = self.weighing.fit([[unit.logits for unit in kept]]).nll
+        together = self._weights([kept]).nll
         for unit in list(kept):
             others = [other for other in kept if other is not unit]
             if not others:
                 break
-            without = self.weighing.fit([[other.logits for other in others]]).nll
+            without = self._weights([others]).nll
             if without - together < _WORTH * (together + self.weighing.log_density):
                 self.reasons.append(f"no {unit.kind}: {without:.5g} nats without, {together:.5g} with")
                 kept = others
         self.kinds = [unit.kind for unit in kept]
         return kept
 
-    def _finished(self, made: int, ends: str) -> Auto:
-        count = len(self.kinds)
-        by_ordering = [self.units[first : first + count] for first in range(0, len(self.units), count)]
-        weights = self.weighing.fit([[unit.logits for unit in units] for units in by_ordering])
+    def _weights(self, made: list[list[Unit]]) -> Weights:
+        return self.weighing.fit([[unit.logits for unit in units] for units in made])
+
+    def _finished(self, ends: str) -> Auto:
+        weights = self._weights(self.by_ordering)
         flows = []
-        for units in by_ordering:
+        for units in self.by_ordering:
             net = Stacked([unit.net for unit in units])
             with torch.no_grad():
                 net.log_weights.copy_(weights.log_stack)
             flows.append(self._flow(net.to(self.validation.device)).to(self.validation.device).eval())
-        model = flows[0] if made == 1 else Mixture(flows, weights.mixture).eval()
+        model = flows[0] if len(flows) == 1 else Mixture(flows, weights.mixture).eval()
         stacked = zip(self.kinds, weights.log_stack[:, 0].exp().tolist(), strict=True)
         record = {
-            "orderings": made,
+            "orderings": len(flows),
             "ends": ends,
             "kinds": {kind: round(weight, 4) for kind, weight in stacked},
             "weights": {
                 units[0].order: round(float(weight), 4)
-                for units, weight in zip(by_ordering, weights.mixture, strict=True)
+                for units, weight in zip(self.by_ordering, weights.mixture, strict=True)
             },
             "reasons": self.reasons,
-            "units": [unit.record() for unit in self.units],
+            "units": [unit.record() for units in self.by_ordering for unit in units],
             "validation_nll": weights.nll,
             "seconds": round(self.elapsed, 3),
         }

@@ -11,6 +11,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal, Protocol, Union, get_args, get_origin, runtime_checkable
 
@@ -179,6 +180,7 @@ MOST = 2**31
 """Of whatever is counted: more is a slip of the finger."""
 
 
+@dataclass(frozen=True, eq=False)
 class Registry:
     """Constructors by name, and the text that calls one: `NAME`, or `NAME:SETTING=VALUE,SETTING=VALUE`.
 
@@ -196,8 +198,9 @@ class Registry:
     'made:hidden=64'
     """
 
-    def __init__(self, what: str, makers: Makers, inner: Mapping[str, Registry] | None = None) -> None:
-        self.what, self.makers, self.inner = what, makers, inner or {}
+    what: str
+    makers: Makers
+    inner: Mapping[str, Registry] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.makers)
