@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import numbers
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -177,13 +177,11 @@ class FlowDensity(BaseEstimator):
             self.container_ = type(X).__module__.partition(".")[0] if framed else "array"
             self._names = names
         else:
-            texts = {
-                column.name: column.type
-                for column in self.table_model_.schema.columns
-                if is_text(column.type)
-            }
+            texts = {column.name for column in self.table_model_.schema.columns if is_text(column.type)}
             columns = [
-                _as_text(cells) if name in texts and not is_text(cells.type) else cells
+                _array(cells.to_pylist(), str, pa.string())
+                if name in texts and not is_text(cells.type)
+                else cells
                 for name, cells in zip(self._names, columns, strict=True)
             ]
         if not len(X):
@@ -383,30 +381,23 @@ def _columns_of_frame(frame: Any, names: Sequence[str]) -> list[Any]:
 def _cells(values: np.ndarray) -> pa.Array:
     """A column of an array: its numbers or booleans; of objects and texts, numbers if all are, and otherwise texts."""
     if values.dtype.kind in "biufmM":
-        sizes = {
-            np.dtype(np.float16): np.float32,
-            np.dtype(np.longdouble): np.float64,
-        }  # which Arrow, or its kernels, lack
-        native = sizes.get(values.dtype.newbyteorder("="), values.dtype.newbyteorder("="))
-        return pa.array(values.astype(native), from_pandas=True)
+        # types that Arrow, or its kernels, lack
+        lacking = {np.dtype(np.float16): np.float32, np.dtype(np.longdouble): np.float64}
+        native = values.dtype.newbyteorder("=")
+        return pa.array(values.astype(lacking.get(native, native)), from_pandas=True)
     given = values.tolist()
     there = [value for value in given if not _is_gap(value)]
-    if there and all(isinstance(value, bool | np.bool_) for value in there):
-        return pa.array([None if _is_gap(value) else bool(value) for value in given])
-    if there and all(isinstance(value, numbers.Real) for value in there):
-        return pa.array([None if _is_gap(value) else float(value) for value in given], pa.float64())
-    return pa.array(
-        [
-            None if _is_gap(value) else value.decode() if isinstance(value, bytes) else str(value)
-            for value in given
-        ],
-        pa.string(),
+    for of, read, kind in ((bool | np.bool_, bool, pa.bool_()), (numbers.Real, float, pa.float64())):
+        if there and all(isinstance(value, of) for value in there):
+            return _array(given, read, kind)
+    return _array(
+        given, lambda value: value.decode() if isinstance(value, bytes) else str(value), pa.string()
     )
+
+
+def _array(values: Sequence[Any], read: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:
+    return pa.array([None if _is_gap(value) else read(value) for value in values], kind)
 
 
 def _is_gap(value: Any) -> bool:
     return value is None or (isinstance(value, float) and value != value)
-
-
-def _as_text(cells: Any) -> pa.Array:
-    return pa.array([None if _is_gap(value) else str(value) for value in cells.to_pylist()], pa.string())
