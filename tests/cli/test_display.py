@@ -132,17 +132,17 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
 
 def test_every_image_is_in_its_place() -> None:
     images = np.stack([np.full((2, 3), value) for value in (0.0, 0.5, 1.0)])
-    grid = image_grid(images, columns=2, gap=1)
-    assert grid.shape == (7, 9)
-    assert (grid[1:3, 1:4] == 0.0).all()
-    assert (grid[1:3, 5:8] == 0.5).all()
-    assert (grid[4:6, 1:4] == 1.0).all()
-    assert (grid[4:6, 5:8] == 0.25).all()  # nothing there
+    grid = image_grid(images)
+    assert grid.shape == (10, 12)
+    assert (grid[2:4, 2:5] == 0.0).all()
+    assert (grid[2:4, 7:10] == 0.5).all()
+    assert (grid[6:8, 2:5] == 1.0).all()
+    assert (grid[6:8, 7:10] == 0.25).all()  # nothing there
 
 
-@pytest.mark.parametrize(("count", "shape"), [(1, (4, 4)), (4, (7, 7)), (10, (13, 10)), (100, (31, 31))])
+@pytest.mark.parametrize(("count", "shape"), [(1, (6, 6)), (4, (10, 10)), (10, (18, 14)), (100, (42, 42))])
 def test_the_grid_is_nearly_square(count: int, shape: tuple[int, int]) -> None:
-    assert image_grid(np.zeros((count, 2, 2)), gap=1).shape == shape
+    assert image_grid(np.zeros((count, 2, 2))).shape == shape
 
 
 def test_a_png_with_category_0_black_and_the_last_one_white(tmp_path: Path) -> None:

@@ -171,20 +171,20 @@ def _write(path: Path, x: Tensor, opened: Run, seed: int, quote_formulas: bool =
 # ---- as a picture ----
 
 
-_BETWEEN = 0.25
-"""Dark grey."""
+_GAP, _BETWEEN = 2, 0.25
+"""Pixels, and their dark grey, between images."""
 
 
-def image_grid(images: np.ndarray, columns: int | None = None, gap: int = 2) -> np.ndarray:
+def image_grid(images: np.ndarray) -> np.ndarray:
     """One grey picture (height, width) in 0..1 of images (N, H, W) in 0..1, dark grey between them."""
     count, height, width = images.shape
-    columns = columns or max(1, round(count**0.5))
+    columns = max(1, round(count**0.5))
     rows = -(-count // columns)
     # every tile has a gap below and to its right, and the picture one above and to its left
-    tiles = np.full((rows * columns, height + gap, width + gap), _BETWEEN)
+    tiles = np.full((rows * columns, height + _GAP, width + _GAP), _BETWEEN)
     tiles[:count, :height, :width] = images
-    grid = tiles.reshape(rows, columns, *tiles.shape[1:]).swapaxes(1, 2).reshape(rows * (height + gap), -1)
-    return np.pad(grid, ((gap, 0), (gap, 0)), constant_values=_BETWEEN)
+    grid = tiles.reshape(rows, columns, *tiles.shape[1:]).swapaxes(1, 2).reshape(rows * (height + _GAP), -1)
+    return np.pad(grid, ((_GAP, 0), (_GAP, 0)), constant_values=_BETWEEN)
 
 
 def save_image_grid(path: Path, x: np.ndarray, shape: tuple[int, ...], categories: int) -> None:

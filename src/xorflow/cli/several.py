@@ -31,32 +31,28 @@ def train(jobs: Sequence[Job], out: Path, workers: int, *, resume: bool, again: 
     """Make all runs, show what became of them, and leave it in `summary.json`; `again` is the command that continues them."""
     _check_folder(out, resume)
     with held(out):
-        _train(jobs, out, workers, again)
-
-
-def _train(jobs: Sequence[Job], out: Path, workers: int, again: str) -> None:
-    planned = [
-        Planned(job.out.relative_to(out).as_posix(), job.out, epochs=job.options.epochs) for job in jobs
-    ]
-    display = Display(Console(stderr=True), planned)
-    try:
-        with display:
-            training.run_jobs(jobs, workers, display, finish=lambda job: samples_beside(job.out))
-    except Interrupted:
-        _summarise(out, jobs, display.outcomes)
-        typer.echo(f"stopped and saved; continue with: {again}", err=True)
-        raise typer.Exit(130) from None
-    except KeyboardInterrupt:
-        if display.stopping:  # otherwise nothing was begun
-            typer.echo(f"stopped; continue from the last checkpoints with: {again}", err=True)
-        raise
-    summary = _summarise(out, jobs, display.outcomes)
-    show_runs(Console(), out, summary)
-    failed = [row for row in summary["runs"] if row["error"] is not None]
-    for row in failed:
-        show_error(f"{row['folder']}: {row['error']}")
-    if failed:
-        raise typer.Exit(1 if any(outcome.fault for outcome in display.outcomes) else 2)
+        planned = [
+            Planned(job.out.relative_to(out).as_posix(), job.out, epochs=job.options.epochs) for job in jobs
+        ]
+        display = Display(Console(stderr=True), planned)
+        try:
+            with display:
+                training.run_jobs(jobs, workers, display, finish=lambda job: samples_beside(job.out))
+        except Interrupted:
+            _summarise(out, jobs, display.outcomes)
+            typer.echo(f"stopped and saved; continue with: {again}", err=True)
+            raise typer.Exit(130) from None
+        except KeyboardInterrupt:
+            if display.stopping:  # otherwise nothing was begun
+                typer.echo(f"stopped; continue from the last checkpoints with: {again}", err=True)
+            raise
+        summary = _summarise(out, jobs, display.outcomes)
+        show_runs(Console(), out, summary)
+        failed = [row for row in summary["runs"] if row["error"] is not None]
+        for row in failed:
+            show_error(f"{row['folder']}: {row['error']}")
+        if failed:
+            raise typer.Exit(1 if any(outcome.fault for outcome in display.outcomes) else 2)
 
 
 def _summarise(out: Path, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -194,13 +190,8 @@ def show_runs(console: Console, out: Path, summary: Mapping[str, Any]) -> None:
         for group in groups:
             nll, refit = group["nll"], group["refit_nll"]
             reach = f"{nll['min']:.2f} to {nll['max']:.2f}"
-            spread = (
-                f"{nll['mean']:.2f}",
-                f"{nll['std']:.2f}",
-                reach,
-                f"{refit['mean']:.2f}" if refit else "-",
-            )
-            table.add_row(Text(group["name"]), str(group["n"]), *spread)
+            mean, refitted = f"{nll['mean']:.2f}", f"{refit['mean']:.2f}" if refit else "-"
+            table.add_row(Text(group["name"]), str(group["n"]), mean, f"{nll['std']:.2f}", reach, refitted)
         console.print()
         console.print(table)
     say(console, f"runs     {out}", f"summary  {out / 'summary.json'}")

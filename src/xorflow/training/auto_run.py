@@ -190,19 +190,14 @@ def columns(model: Trainable, dataset: Dataset, split: Split) -> list[dict[str, 
     for batch in split.batches(1024):
         total += conditionals.of(model.states.integers(batch.x)).sum(0)
     bits = (-total / len(split) / torch.tensor(2.0).log()).tolist()
-    alone = _bits_alone(dataset, split)
+    log2 = [p.to(split.device).log2() for p in category_frequencies(dataset.train, dataset.categories)]
+    alone = [-float(of_column[split.values[:, d].long()].mean()) for d, of_column in enumerate(log2)]
     names = dataset.schema.names if dataset.schema else [str(d) for d in range(dataset.features)]
     order = {d: rank for rank, d in enumerate(conditionals.order)}
     return [
         {"column": names[d], "bits": bits[d], "independent_bits": alone[d], "rank": order[d]}
         for d in range(dataset.features)
     ]
-
-
-def _bits_alone(dataset: Dataset, split: Split) -> list[float]:
-    frequencies = category_frequencies(dataset.train, dataset.categories)
-    log2 = [p.to(split.device).log2() for p in frequencies]
-    return [-float(of_column[split.values[:, d].long()].mean()) for d, of_column in enumerate(log2)]
 
 
 _ROWS = 5

@@ -67,31 +67,19 @@ def combine_runs(folders: Sequence[Path], out: Path, device: str = "auto") -> di
     _require_same_data(runs)
     model = _mixed([run.flow for run in runs])
     with new_folder(out, resumes=False):
-        return _write(out, folders, runs, results, model, device)
-
-
-def _write(
-    out: Path,
-    folders: Sequence[Path],
-    runs: Sequence[Run],
-    results: Sequence[dict[str, Any]],
-    model: Mixture,
-    device: str,
-) -> dict[str, Any]:
-    """Evaluate the combined model, and write all files of its run."""
-    options, dataset = runs[0].options, runs[0].data().to(resolve_device(device))
-    result = {
-        **report(model, dataset, options.evaluation_samples, precision=options.precision),
-        **about(model, dataset),
-        "how": "mixture",
-        "runs": [str(folder) for folder in folders],
-        "seeds": [seed for one in results for seed in (one["seeds"] if "how" in one else [one["seed"]])],
-        "seconds": round(sum(one["seconds"] for one in results), 3),
-    }
-    write_config(out, _options(options), model, dataset)
-    save_tensors(out, "weights", model.state_dict())
-    write_json(out / "result.json", result)
-    return result
+        options, dataset = runs[0].options, runs[0].data().to(resolve_device(device))
+        result = {
+            **report(model, dataset, options.evaluation_samples, precision=options.precision),
+            **about(model, dataset),
+            "how": "mixture",
+            "runs": [str(folder) for folder in folders],
+            "seeds": [seed for one in results for seed in (one["seeds"] if "how" in one else [one["seed"]])],
+            "seconds": round(sum(one["seconds"] for one in results), 3),
+        }
+        write_config(out, _options(options), model, dataset)
+        save_tensors(out, "weights", model.state_dict())
+        write_json(out / "result.json", result)
+        return result
 
 
 def _mixed(models: Sequence[Trainable]) -> Mixture:
