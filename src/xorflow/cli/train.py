@@ -31,7 +31,7 @@ from xorflow.training import OPTIONS, Interrupted, Job, Options
 from xorflow.training.config import Option, read_texts, with_default_recipe
 from xorflow.training.folder import holds_several, reported_part, require_free
 from xorflow.training.jobs import begin_job, finish_job
-from xorflow.training.recipes import AUTO, NONE, RECIPES, Recipe
+from xorflow.training.recipes import AUTO, NONE, RECIPES
 from xorflow.training.run import options_of_run
 
 _option = functools.partial(typer.Option, show_default=False)
@@ -270,22 +270,15 @@ def recipes(
         table.add_column(column, no_wrap=True, justify="right")
     table.add_column("what it is")
     for recipe in (AUTO, *RECIPES.values()):
-        table.add_row(
-            recipe.label, recipe.data, *_expected(recipe), Text(f"{recipe.summary} For {recipe.machine}.")
-        )
+        images = f"{recipe.images:,}" if recipe.images else "-"
+        minutes = "-" if recipe.minutes is None else f"{recipe.minutes:.1f}"
+        nats = "-" if recipe.nll is None else f"{recipe.nll:.2f}"
+        summary = Text(f"{recipe.summary} For {recipe.machine}.")
+        table.add_row(recipe.label, recipe.data, images, minutes, nats, summary)
     console.print(table)
     console.print(
         "nats: the exact NLL of test images after training on so many images. By default 10,000 validate, and 50,000 are left; "
         "validation=0 trains on all 60,000."
-    )
-
-
-def _expected(recipe: Recipe) -> tuple[str, str, str]:
-    minutes = "-" if recipe.minutes is None else f"{recipe.minutes:.1f}"
-    return (
-        f"{recipe.images:,}" if recipe.images else "-",
-        minutes,
-        "-" if recipe.nll is None else f"{recipe.nll:.2f}",
     )
 
 

@@ -38,9 +38,6 @@ class Weighing:
         self.wide = torch.tensor([int(size > most) for size in categories], device=rows.device)
         self.owners = self.layout.alphabet.logit_features.to(rows.device)
 
-    def _log_p(self, logits: Tensor) -> Tensor:
-        return Choices(logits, self.layout).log_prob(self.x).double().sum(-1)
-
     def _mixed(self, logits: Sequence[Sequence[Tensor]], stack: Tensor, mixture: Tensor) -> Tensor:
         weights = stack.exp()[:, self.wide].float()[:, self.owners]
         each = []
@@ -48,7 +45,7 @@ class Weighing:
             total = weights[0] * of_ordering[0]
             for weight, of_kind in zip(weights[1:], of_ordering[1:], strict=True):
                 total = torch.addcmul(total, weight, of_kind)
-            each.append(self._log_p(total))
+            each.append(Choices(total, self.layout).log_prob(self.x).double().sum(-1))
         log_p = torch.logsumexp(torch.stack(each) + torch.log_softmax(mixture, 0)[:, None], 0)
         return -log_p.mean() - self.log_density
 

@@ -74,14 +74,9 @@ def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> expanded({"recipe": "recurrent", "epochs": 3})["lr"]
     0.002
     """
-    name = values.get("recipe", NONE)
-    if not isinstance(name, str) or name == NONE:
+    text = values.get("recipe", NONE)
+    if not isinstance(text, str) or text == NONE:
         return dict(values)
-    recipe = _find(name)
-    return {**recipe.options, **values, "recipe": recipe.label}
-
-
-def _find(text: str) -> Recipe:
     name, _, version = text.partition("@")
     recipe = {**RECIPES, AUTO.name: AUTO}.get(name)
     if recipe is None:
@@ -93,7 +88,7 @@ def _find(text: str) -> Recipe:
             f"recipe {name!r} is at version {recipe.version} here; got version {version!r}: leave the version out, or give the "
             "config.json of a run of that version as --config"
         )
-    return recipe
+    return {**recipe.options, **values, "recipe": recipe.label}
 
 
 def check_alone(before: str, label: str) -> None:

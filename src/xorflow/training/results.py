@@ -122,22 +122,21 @@ def refitted(
     flow: Trainable, train: Split, precision: str = "auto", memory: int | None = None
 ) -> Flow | Mixture:
     """The deterministic flow on a base fitted to its residuals on the training data; in a mixture, of each component."""
+    refit: list[Flow] = []
     with bf16_autocast(flow.device, precision):  # of residuals that are only counted
-        refit = [_refitted(component, train, memory) for component in latent_components(flow)]
+        hard = train.frozen(_TRAIN_DRAW)
+        for component in latent_components(flow):
+            greedy = component.greedy()
+            context = hard.context if component.context_features else None
+            rows = rows_at_a_time(greedy, memory)
+            base = refit_base(greedy, hard.values, context, batch_size=rows)
+            refit.append(Flow(greedy.layers, base))
     return flow.of(refit) if isinstance(flow, Mixture) else refit[0]
 
 
 def latent_components(flow: Trainable) -> list[LatentFlow]:
     """Of a mixture; a flow is the only one of itself."""
     return flow.latent_components() if isinstance(flow, Mixture) else [flow]
-
-
-def _refitted(flow: LatentFlow, train: Split, memory: int | None) -> Flow:
-    hard = train.frozen(_TRAIN_DRAW) if train.stochastic else train
-    greedy = flow.greedy()
-    context = hard.context if flow.context_features else None
-    rows = rows_at_a_time(greedy, memory)
-    return Flow(greedy.layers, refit_base(greedy, hard.values, context, batch_size=rows))
 
 
 def report(
