@@ -141,7 +141,12 @@ class FlowDensity(BaseEstimator):
             raise ConfigError(f"an estimator is of a table, and the run in {folder} is not; use xorflow.load")
         path = inside(folder, _ESTIMATOR)
         kept = read_json(path, "the estimator") if path.exists() else {}
-        estimator = cls(**_read_parameters(kept, cls, path))
+        parameters = kept.get("parameters", {})
+        if not isinstance(parameters, dict):
+            raise CheckpointError(f"{path} is damaged: its parameters are {parameters!r:.100}; restore it")
+        # `fit` checks their values
+        given = {name: parameters[name] for name in cls().get_params() if name in parameters}
+        estimator = cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})
         estimator._set_model(run.schema, run.flow)
         estimator._names = [*run.schema.order]
         estimator.n_features_in_ = len(estimator._names)
@@ -350,19 +355,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(item) for item in value]
     return value if value is None or isinstance(value, bool | int | float | str) else None
-
-
-def _read_parameters(kept: Mapping[str, Any], of: type[BaseEstimator], path: Path) -> dict[str, Any]:
-    """Parameters from a file; `fit` checks their values."""
-    parameters = kept.get("parameters", {})
-    names = {*of().get_params()}
-    if not isinstance(parameters, dict):
-        raise CheckpointError(f"{path} is damaged: its parameters are {parameters!r:.100}; restore it")
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in parameters.items()
-        if name in names
-    }
 
 
 # ---- cells ----

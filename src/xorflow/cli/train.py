@@ -291,7 +291,14 @@ def show_summary(console: Console, folder: Path, result: dict[str, Any], samples
     if part is None:
         console.print(NOTHING_HELD_OUT)
     else:
-        _show_figures(console, part, run_figures(result, part))
+        console.print(f"Negative log-likelihood of the {part} data, in nats (lower is better)", style="bold")
+        table, sentences = Table.grid(padding=(0, 1)), Table.grid(padding=(0, 1))
+        table.add_column()
+        table.add_column(justify="right", no_wrap=True)
+        for figure in run_figures(result, part):
+            table.add_row(figure.name, figure.value, figure.stderr)
+            sentences.add_row("-", figure.meaning)
+        console.print(table, "", sentences, "", sep="\n")
     if "warning" in result:
         line = Text.assemble(("warning: ", "bold yellow"), result["warning"])
         console.print(line, "", sep="\n", soft_wrap=True, highlight=False)
@@ -302,18 +309,6 @@ def show_summary(console: Console, folder: Path, result: dict[str, Any], samples
         f"run      {folder}",
         f"samples  {samples}",
     )
-
-
-def _show_figures(console: Console, part: str, figures: list[Figure]) -> None:
-    """The figures one below the other, and below them what each is, wrapped to the width of the console."""
-    console.print(f"Negative log-likelihood of the {part} data, in nats (lower is better)", style="bold")
-    table, sentences = Table.grid(padding=(0, 1)), Table.grid(padding=(0, 1))
-    table.add_column()
-    table.add_column(justify="right", no_wrap=True)
-    for figure in figures:
-        table.add_row(figure.name, figure.value, figure.stderr)
-        sentences.add_row("-", figure.meaning)
-    console.print(table, "", sentences, "", sep="\n")
 
 
 # ---- the figures of a finished run ----
