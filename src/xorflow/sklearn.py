@@ -144,9 +144,13 @@ class FlowDensity(BaseEstimator):
         parameters = kept.get("parameters", {})
         if not isinstance(parameters, dict):
             raise CheckpointError(f"{path} is damaged: its parameters are {parameters!r:.100}; restore it")
-        # `fit` checks their values
-        given = {name: parameters[name] for name in cls().get_params() if name in parameters}
-        estimator = cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})
+        names = cls().get_params()
+        given: dict[str, Any] = {  # `fit` checks their values
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in parameters.items()
+            if name in names
+        }
+        estimator = cls(**given)
         estimator._set_model(run.schema, run.flow)
         estimator._names = [*run.schema.order]
         estimator.n_features_in_ = len(estimator._names)

@@ -2,6 +2,7 @@
 
 from xorflow._devices import out_of_memory_as_error, resolve_device, tf32_matmul
 from xorflow.training.auto import auto_fit, unsuitable
+from xorflow.training.auto_run import begin_auto, resume_auto
 from xorflow.training.build import build_data, build_estimator, build_flow, init_from_data
 from xorflow.training.checkpoint import Progress
 from xorflow.training.chow_liu import chow_liu
@@ -54,6 +55,7 @@ __all__ = [
     "Run",
     "Trainer",
     "auto_fit",
+    "begin_auto",
     "build_data",
     "build_estimator",
     "build_flow",
@@ -80,6 +82,7 @@ __all__ = [
     "report",
     "require_finite",
     "resolve_device",
+    "resume_auto",
     "resume_run",
     "run_jobs",
     "save",
