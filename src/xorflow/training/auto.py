@@ -37,7 +37,7 @@ from xorflow.errors import ConfigError
 from xorflow.estimators import MaximumLikelihood
 from xorflow.flows import LatentFlow, Layer, Mixture
 from xorflow.training.auto_units import Unit, Units
-from xorflow.training.auto_weights import Weighing, Weights
+from xorflow.training.auto_weights import Weighing, Weights, rows_at_once
 from xorflow.training.build import init_from_data
 from xorflow.training.config import Options
 from xorflow.training.registry import Trainable
@@ -363,5 +363,8 @@ def _batch_size(rows: int) -> int:
 
 @torch.no_grad()
 def _logits(net: Conditioner, split: Split) -> Tensor:
-    net = net.to(split.device).eval()
-    return torch.cat([net({Source.STATE: batch.x}).float() for batch in split.batches(4096)])
+    net, rows = net.to(split.device).eval(), min(4096, rows_at_once(net.choices.flat))
+    logits = torch.empty(len(split), net.choices.flat, device=split.device)
+    for part, batch in zip(logits.split(rows), split.batches(rows), strict=True):
+        part.copy_(net({Source.STATE: batch.x}))
+    return logits
