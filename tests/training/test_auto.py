@@ -14,6 +14,7 @@ from xorflow.data import Dataset, Split
 from xorflow.evaluate import exact
 from xorflow.training import auto
 from xorflow.training.auto import auto_fit
+from xorflow.training.auto_weights import Weighing
 from xorflow.training.chow_liu import ChowLiu, chow_liu
 from xorflow.training.registry import flow_to_spec
 from xorflow.training.results import independent_nll
@@ -189,3 +190,15 @@ def test_no_other_tree_is_better():
 
 def test_too_many_values_have_none():
     assert chow_liu(torch.zeros(3, 2), (9000, 2)) is None
+
+
+def test_weights_are_those_of_all_rows_however_many_are_passed_at_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(3, (500, 6), generator=generator).to(torch.uint8)
+    logits = [[torch.randn(500, 18, generator=generator) for _ in range(2)] for _ in range(3)]
+    weighing = Weighing(Split(x), (3,) * 6, most=2)
+    whole = weighing.fit(logits)
+    weighing.rows = 77
+    cut = weighing.fit(logits)
+    assert cut.nll == pytest.approx(whole.nll, abs=1e-5)
+    torch.testing.assert_close(cut.mixture, whole.mixture, atol=1e-3, rtol=0)
