@@ -63,7 +63,7 @@ def by_ddp(trainer: Any, rank: int) -> Any:
             self.flow = trainer.flow
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return trainer.estimator.loss(self.flow, x, None, None).surrogate
+            return trainer.estimator.loss(self.flow, self.flow.start(x), None).surrogate
 
     with warnings.catch_warnings():
         warnings.simplefilter(

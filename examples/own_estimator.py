@@ -7,6 +7,7 @@ from torch import Tensor
 
 import xorflow as xf
 from xorflow.estimators import Analytic, Estimator, Loss
+from xorflow.flows import Point
 
 
 class ExpectedReward(Estimator):
@@ -15,11 +16,11 @@ class ExpectedReward(Estimator):
     def noise_shape(self, flow: xf.LatentFlow) -> tuple[int, int, int]:
         return 1, flow.depth, flow.features
 
-    def loss(self, flow: xf.LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+    def loss(self, flow: xf.LatentFlow, start: Point, draws: Tensor | None) -> Loss:
         assert draws is not None
-        trace = flow.run(x, draws=draws, context=context)
+        trace = flow.run(start, draws=draws)
         rewards = flow.base.log_prob(trace.end.state)  # (1, B, D)
-        choices, outcomes = flow.last_choices(flow.start(x), context)
+        choices, outcomes = flow.last_choices(start)
         signal = (rewards - choices.expectation(outcomes)).detach()
         score = (signal * trace.log_p()[..., 0, :]).sum(-1)
         value = rewards.sum(-1)

@@ -67,7 +67,7 @@ def joint(flow: LatentFlow) -> Joint:
     """Sum nothing out: the choices' log-probabilities from `run`, the states and rewards on integers."""
     x, u = all_states(flow.states.sizes), all_choices(flow)
     context = zoo.context(flow)
-    trace = flow.run(x, draws=u[:, None], context=context)
+    trace = flow.run(flow.start(x, context), draws=u[:, None])
     y = x.expand(len(u), -1, -1)
     for index, layer in enumerate(flow.layers):
         y = layer.transform.to_base(y, u[:, None, index].expand_as(y))
@@ -196,7 +196,7 @@ def _sequential_layer(flow, index: int, y: Tensor, noise: Tensor | None, context
     x, u = _highest(flow.states, y), _highest(layer.transform.choices, y)
     for d in visiting_order(layer.conditioner):
         state, own = x.clone(), u.clone()
-        choices = layer.generator_choices(Point(state, state, None, index), context, own)
+        choices = layer.generator_choices(Point(state, state, None, index, context), own)
         u[:, d] = _choose(layer, choices, noise)[:, d]
         x[:, d] = layer.transform.to_data(y, u)[:, d]
     return x
@@ -222,7 +222,7 @@ def _chain_inputs(flow, x: Tensor, us: list[Tensor], index: int, context: Tensor
     for layer, u in zip(list(flow.layers)[:index], us, strict=False):
         state = layer.transform.to_base(state, u)
     previous = us[index - 1].clone() if index else None
-    return Point(x.clone(), state, previous, index), context, us[index].clone()
+    return Point(x.clone(), state, previous, index, context), us[index].clone()
 
 
 def _highest(alphabet, like: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def state(flow: LatentFlow, row: int) -> Tensor:
 def everything(flow: LatentFlow, row: int, drawn: Drawn, stop: int | None = None) -> Trace:
     """The pass of one state for each value of all choices before `stop`, (T, 1, ...), with graph."""
     x, draws, context = state(flow, row), all_choices(flow, stop)[:, None], zoo.rows_of_context(flow, 1)
-    return flow.run(x, draws=draws, context=context, proposal=drawn, stop=stop)
+    return flow.run(flow.start(x, context), draws=draws, proposal=drawn, stop=stop)
 
 
 def per_draw(estimator: Estimator, flow: LatentFlow, row: int, draws: Tensor) -> Tensor:
@@ -75,7 +75,9 @@ def per_draw(estimator: Estimator, flow: LatentFlow, row: int, draws: Tensor) ->
     x, context = state(flow, row), zoo.rows_of_context(flow, 1)
     estimator.check(flow)
     estimator.prepare(flow)
-    return torch.func.vmap(lambda one: -estimator.loss(flow, x, context, one[:, None]).surrogate)(draws)
+    return torch.func.vmap(lambda one: -estimator.loss(flow, flow.start(x, context), one[:, None]).surrogate)(
+        draws
+    )
 
 
 def tuples(

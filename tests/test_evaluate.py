@@ -50,7 +50,7 @@ def all_weights(flow: LatentFlow, proposal: str, stop: int) -> tuple[Tensor, Ten
         weights = _log_weights(flow, x, context, draws, stop, proposal)
         if stop == 0:
             return torch.zeros_like(weights), weights
-        trace = flow.run(x, draws=draws, context=context, stop=stop, proposal=proposal)
+        trace = flow.run(flow.start(x, context), draws=draws, stop=stop, proposal=proposal)
         chosen = trace.log_q() if proposal == "q" else trace.log_p()
     return chosen.sum((-1, -2)).expand_as(weights), weights
 

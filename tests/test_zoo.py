@@ -25,7 +25,7 @@ def test_members_are_sharp_and_the_same_every_time(name):
     assert all(torch.equal(a, b) for a, b in zip(flow.parameters(), again.parameters(), strict=True))
     x = all_states(flow.states.sizes)
     u = all_choices(flow)[-1]
-    log_p = flow.run(x, draws=u, context=zoo.context(flow)).log_p().detach()  # (X, L, D)
+    log_p = flow.run(flow.start(x, zoo.context(flow)), draws=u).log_p().detach()  # (X, L, D)
     choices = torch.tensor([layer.transform.choices.sizes for layer in flow.layers])
     assert float((log_p + choices.log()).abs().max()) > 0.2
     assert float(torch.cat([table.detach().flatten() for table in flow.base.log_table()]).std()) > 0.02

@@ -106,7 +106,7 @@ class Bench:
     def _draw(self, estimator: Estimator, generator: torch.Generator) -> Tensor:
         x, context = self._batch
         draws = estimator.draw(self.flow, len(x), generator)
-        return self.gradient(-estimator.loss(self.flow, x, context, draws).surrogate)
+        return self.gradient(-estimator.loss(self.flow, self.flow.start(x, context), draws).surrogate)
 
     def collect(
         self, estimator: Estimator, name: str, centre: Tensor | None = None, draws: int | None = None
@@ -221,7 +221,7 @@ class Bench:
         generator = self._generator(name)
         for step, (x, context) in enumerate(self._others):
             draws = estimator.draw(self.flow, len(x), generator)
-            loss = estimator.loss(self.flow, x, context, draws)
+            loss = estimator.loss(self.flow, self.flow.start(x, context), draws)
             if optimiser is not None and loss.control is not None:
                 for parameter, slope in zip(
                     controls, torch.autograd.grad(loss.control, controls), strict=True
@@ -243,7 +243,7 @@ class Bench:
 
         def step(generator: torch.Generator) -> None:
             draws = estimator.draw(self.plain, len(x), generator)
-            loss = estimator.loss(self.plain, x, context, draws)
+            loss = estimator.loss(self.plain, self.plain.start(x, context), draws)
             total = loss.surrogate if loss.control is None else loss.surrogate + loss.control
             torch.autograd.grad(total, learns, allow_unused=True)
 

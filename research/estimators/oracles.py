@@ -25,6 +25,7 @@ from xorflow.estimators import (
     ScoreFunction,
     Target,
 )
+from xorflow.flows import Point
 from xorflow.training import ESTIMATORS
 
 ENUMERATION_LIMIT = 2**18
@@ -81,7 +82,7 @@ def find_oracle(
     if flow.has_closed_form and exact is not None:
         exact.check(flow)
         exact.prepare(flow)
-        value = -exact.loss(flow, x, context, None).surrogate
+        value = -exact.loss(flow, flow.start(x, context), None).surrogate
         return Oracle(differentiate(value)[None], "closed form", "closed form")
     if _terms(target, flow) <= ENUMERATION_LIMIT:
         value = enumerated_value(target, flow, x, context)
@@ -145,12 +146,10 @@ def _of_row(target: Target, flow: LatentFlow, x: Tensor, context: Tensor | None,
     """The objective of one row of data (1, D), all choices (T, 1, L', D) given."""
     proposal = "q" if target.kind == "elbo" or target.proposal == "q" else "p"
     stop = u.shape[-2]
-    trace = flow.run(x, draws=u, context=context, stop=stop, proposal=proposal)
+    trace = flow.run(flow.start(x, context), draws=u, stop=stop, proposal=proposal)
     log_p = _total(trace.log_p(), len(u))
     log_u = log_p if proposal == "p" else _total(trace.log_q(), len(u))
-    reached = (
-        flow.base.log_prob(trace.end.state) if stop == flow.depth else flow.log_marginal(trace.end, context)
-    )
+    reached = flow.base.log_prob(trace.end.state) if stop == flow.depth else flow.log_marginal(trace.end)
     value = reached.sum(-1).expand(len(u), 1)[:, 0]
     if proposal == "q":
         value = value + log_p - log_u
@@ -263,9 +262,9 @@ class PlainBound(Estimator):
     def not_capturable(self, flow: LatentFlow) -> str | None:
         return self._judged.not_capturable(flow)
 
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+    def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
         assert draws is not None  # with nothing to draw, the bound is the likelihood, in closed form
-        log_w, score = self._judged.weigh(flow, x, context, draws)  # (M K, B)
+        log_w, score = self._judged.weigh(flow, start, draws)  # (M K, B)
         bounds = torch.logsumexp(self._by_set(log_w), 1) - math.log(self.samples)  # (M, B)
         known = bounds.detach()
         signal = known - (known.sum(0) - known) / (self.sets - 1)

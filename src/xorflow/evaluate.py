@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from xorflow._cuda import kernels
 from xorflow._math import philox_uniforms
 from xorflow.data import Batch, Split, validate
 from xorflow.errors import ConfigError, DataError, ModelError
-from xorflow.flows import GREEDY, LatentFlow, Model, Stack
+from xorflow.flows import GREEDY, LatentFlow, Model, Point, Stack
 from xorflow.flows.model import check_alike
 
 Kind = Literal["exact", "lower bound"]
@@ -139,8 +139,8 @@ def exact_each(
     values: list[list[Tensor]] = [[] for _ in flows]
     rows = min(rows_at_a_time(flow, memory, batch_size) for flow in flows)
     with torch.autocast(first.device.type, dtype=autocast, enabled=autocast is not None):
-        for batch in _batches(first, data, context, rows):
-            of_batch = _log_likelihoods(flows, first.states.integers(batch.x), batch.context)
+        for start in _starts(first, data, context, rows):
+            of_batch = _log_likelihoods(flows, start)
             for of_flow, value in zip(values, of_batch, strict=True):
                 of_flow.append(value)
     return [_of_rows(torch.cat(of_flow), data, "exact", first.features) for of_flow in values]
@@ -155,19 +155,19 @@ def _of_rows(
     return LogLikelihood(values, kind, features, *of_a_bound)
 
 
-def _log_likelihoods(models: Sequence[Model], x: Tensor, context: Tensor | None) -> list[Tensor]:
+def _log_likelihoods(models: Sequence[Model], start: Point) -> list[Tensor]:
     """Of each model; what several flows in closed form need of the same layers is read off one pass."""
     if len(models) == 1:
-        return [models[0].log_likelihood(x, context)]
+        return [models[0].log_likelihood(start.x, start.context)]
     flows = dict.fromkeys(flow for model in models for flow in model.flows)
     values: dict[Stack, Tensor] = {}
     for layers in dict.fromkeys(flow.layers for flow in flows):
         sharing = [flow for flow in flows if flow.layers is layers]
         closed = [flow for flow in sharing if flow.has_closed_form]
-        trace = closed[0].run(x, draws=GREEDY, context=context) if len(closed) > 1 else None
+        trace = closed[0].run(start, draws=GREEDY) if len(closed) > 1 else None
         for flow in sharing:
             if trace is None or not flow.has_closed_form:
-                values[flow] = flow.log_likelihood(x, context)
+                values[flow] = flow.log_likelihood(start.x, start.context)
             else:
                 values[flow] = flow.by_feature(trace).double().sum(-1)
     return [model.combined([values[flow] for flow in model.flows]) for model in models]
@@ -303,12 +303,12 @@ def layer_use(
     """
     most = rows_at_a_time(flow, memory, batch_size)
     totals = torch.zeros(3, flow.depth, dtype=torch.float64, device=flow.device)
-    for index, batch in enumerate(_batches(flow, data, context, most)):
-        x, rows = flow.states.integers(batch.x), (index * most, len(batch.x))
+    for index, start in enumerate(_starts(flow, data, context, most)):
+        rows = (index * most, len(start.x))
         noise = _noise(flow, seed, (0, 1), rows, len(data), flow.depth)[0]
-        drawn, hard = (flow.run(x, draws=draws, context=batch.context) for draws in (noise, GREEDY))
+        drawn, hard = (flow.run(start, draws=draws) for draws in (noise, GREEDY))
         # a network that sees nothing has logits without rows
-        shape = (len(x), flow.depth, flow.features)
+        shape = (rows[1], flow.depth, flow.features)
         for total, values in zip(totals, (drawn.u != 0, hard.u != 0, drawn.entropy()), strict=True):
             total += values.double().expand(shape).sum((0, 2))
     each = (totals / len(data)).tolist()
@@ -343,17 +343,17 @@ def _weigh(
     rows = max(1, min(total, 1024, most // _DRAWS_AT_A_TIME))
     chunk = min(samples, max(1, most // rows))
     each = []
-    for index, batch in enumerate(_batches(flow, data, context, rows)):
-        x, count = flow.states.integers(batch.x), len(batch.x)
+    for index, start in enumerate(_starts(flow, data, context, rows)):
+        count = len(start.x)
         powers = torch.full((2, count), -torch.inf, dtype=torch.float64, device=flow.device)
         logs = torch.zeros_like(powers[:1])
         for first in range(0, samples, chunk):
             drawn = (first, min(chunk, samples - first))
             if of_rows:
-                noise = _noise_of_rows(flow, seed, drawn, x, stop)
+                noise = _noise_of_rows(flow, seed, drawn, start.x, stop)
             else:
                 noise = _noise(flow, seed, drawn, (index * rows, count), total, stop)
-            log_weights = _log_weights(flow, x, batch.context, noise, stop, proposal)
+            log_weights = _log_weights(flow, start, noise, stop, proposal)
             both = torch.stack((log_weights, 2 * log_weights))
             powers = torch.logaddexp(powers, both.logsumexp(1))
             logs = logs + log_weights.sum(0)
@@ -363,10 +363,10 @@ def _weigh(
 
 
 def _log_weights(
-    flow: LatentFlow, x: Tensor, context: Tensor | None, noise: Tensor, stop: int, proposal: Literal["p", "q"]
+    flow: LatentFlow, start: Point, noise: Tensor, stop: int, proposal: Literal["p", "q"]
 ) -> Tensor:
-    trace = flow.run(x, draws=noise, context=context, stop=stop, proposal=proposal)
-    reward = flow.log_marginal(trace.end, context).double().sum(-1)
+    trace = flow.run(start, draws=noise, stop=stop, proposal=proposal)
+    reward = flow.log_marginal(trace.end).double().sum(-1)
     reward = reward.expand(*noise.shape[:2])  # (S, B): nothing was drawn if the only layer is summed out
     if proposal == "q" and stop > 0:
         reward = reward + (trace.log_p() - trace.log_q()).double().sum((-1, -2))
@@ -403,31 +403,24 @@ def _noise_of_rows(flow: LatentFlow, seed: int, drawn: tuple[int, int], x: Tenso
     return torch.from_numpy(uniforms).reshape(shape).transpose(0, 1).to(flow.device, flow.dtype)
 
 
-def _batches(flow: Model, data: Split | Tensor, context: Tensor | None, batch_size: int) -> Iterator[Batch]:
+def _starts(flow: Model, data: Split | Tensor, context: Tensor | None, size: int) -> Iterator[Point]:
+    """Of passes of so many rows at a time; labels that come along with the data are left out if the flow sees none."""
     if len(data) == 0:
         raise DataError("a likelihood needs at least one row, and the data are empty")
     if isinstance(data, Split):
         if data.features != flow.features:
             raise DataError(f"this flow has {flow.features} features, and the data have {data.features}")
-        for batch in data.batches(batch_size):
-            x = validate(batch.x, flow.states.sizes)  # the rows may have been made for more categories
-            yield Batch(x.to(flow.device), _context(flow, batch.context))
-        return
-    x = validate(data, flow.states.sizes)
-    if x.ndim != 2:
-        raise DataError(
-            f"a likelihood takes rows, a table (N, D), and got shape {tuple(x.shape)}; reshape it"
-        )
-    for first in range(0, len(x), batch_size):
-        part = slice(first, first + batch_size)
-        yield Batch(x[part].to(flow.device), _context(flow, None if context is None else context[part]))
-
-
-def _context(flow: Model, context: Tensor | None) -> Tensor | None:
-    """What the flow was made to see; labels that come along with the data are left out if it sees none."""
-    if context is None or flow.context_features == 0:
-        return None
-    return context.to(flow.device, flow.dtype)
+        # the rows may have been made for more categories
+        batches = (replace(batch, x=validate(batch.x, flow.categories)) for batch in data.batches(size))
+    else:
+        x = validate(data, flow.categories)
+        if x.ndim != 2:
+            raise DataError(
+                f"a likelihood takes rows, a table (N, D), and got shape {tuple(x.shape)}; reshape it"
+            )
+        batches = Batch(x, context).split(size)
+    for batch in batches:
+        yield flow.start(batch.x.to(flow.device), flow.seen(batch.context))
 
 
 def rows_at_a_time(flow: Model, memory: int | None, at_most: int | None = None) -> int:
@@ -486,7 +479,8 @@ def _widest_output(flow: Stack) -> int:
         context = torch.zeros(1, flow.context_features, dtype=flow.dtype, device=flow.device)
         proposal = "q" if flow.has_posterior else "p"
         with torch.no_grad():  # blocks that are compiled where gradients are taken run as they are
-            flow.run(row, draws=GREEDY, context=context if flow.context_features else None, proposal=proposal)
+            start = flow.start(row, context if flow.context_features else None)
+            flow.run(start, draws=GREEDY, proposal=proposal)
     finally:
         for hook in hooks:
             hook.remove()

@@ -17,7 +17,7 @@ from xorflow._cuda.steps import CapturedSteps
 from xorflow.conditioners import CausalTransformer
 from xorflow.data import Dataset, Split
 from xorflow.estimators import Loss, MaximumLikelihood
-from xorflow.flows import LatentFlow
+from xorflow.flows import LatentFlow, Point
 from xorflow.flows.layer import by_passes
 from xorflow.training import Options, Trainer
 from xorflow.training.build import build_estimator, build_flow
@@ -214,8 +214,8 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) 
 class _AsksTheHost(MaximumLikelihood):
     """An estimator that decides on the host, and does not say so."""
 
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
-        found = super().loss(flow, x, context, draws)
+    def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
+        found = super().loss(flow, start, draws)
         return found if found.bound.item() < 0 else Loss(found.surrogate * 2, found.bound)
 
 

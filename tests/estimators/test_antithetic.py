@@ -105,7 +105,7 @@ def test_two_arms_of_arms_are_disarm(name):
     generator = torch.Generator().manual_seed(0)
     e = torch.rand(40, 1, 1, flow.features, dtype=torch.float64, generator=generator)
     row = len(all_states(flow.states.sizes)) // 3
-    logits = flow.layers[0].generator_choices(flow.start(state(flow, row)), None).logits
+    logits = flow.layers[0].generator_choices(flow.start(state(flow, row))).logits
     # the copula takes the rarer value where its uniform is small; DisARM's first arm where e is large
     first = torch.where(logits < 0, 1 - e, e)
     waits = as_waits(1 - first[:, 0]).movedim(0, 1)
@@ -128,7 +128,7 @@ def test_independent_arms_would_be_leave_one_out():
     flow, row = zoo.make("D3 linear"), 2
     generator = torch.Generator().manual_seed(2)
     u = torch.randint(2, (3, 1, 3), generator=generator)
-    logits = flow.layers[0].generator_choices(flow.start(state(flow, row)), None).logits[0]
+    logits = flow.layers[0].generator_choices(flow.start(state(flow, row))).logits[0]
     rewards = flow.base.log_prob(flow.run(state(flow, row), draws=u[:, None]).end.state)[:, 0]
     slope = ARMS(3).slope(of_bits(logits), u[:, 0].double(), rewards) * one_less_correlation(logits, 3)
     expected = gradient((slope.detach() * logits).sum(), list(flow.layers.parameters()))

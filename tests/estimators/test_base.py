@@ -19,17 +19,17 @@ class Reward(Estimator):
     def noise_shape(self, flow):
         return (2, flow.depth, flow.features)
 
-    def loss(self, flow, x, context, draws):
-        value = flow.base.log_prob(flow.run(x, draws=draws, context=context).end.state).sum(-1).mean()
+    def loss(self, flow, start, draws):
+        value = flow.base.log_prob(flow.run(start, draws=draws).end.state).sum(-1).mean()
         return Loss(surrogate=-value, bound=value.detach(), stats={"mean": value.detach()})
 
 
 class Silent(Estimator):
     """Draws nothing."""
 
-    def loss(self, flow, x, context, draws):
+    def loss(self, flow, start, draws):
         assert draws is None
-        value = flow.log_likelihood(x, context).mean()
+        value = flow.log_likelihood(start.x, start.context).mean()
         return Loss(surrogate=-value, bound=value.detach())
 
 

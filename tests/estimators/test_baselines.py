@@ -27,6 +27,7 @@ from expectations import (
 from xorflow import ConfigError, LatentFlow
 from xorflow.estimators import Baseline, FeatureScale, OneScale, RunningMean, ScoreFunction
 from xorflow.estimators.baselines import BaselineInputs
+from xorflow.flows import Point
 
 SINGLE = zoo.names(few(1))
 PAIRED = zoo.names(few(2))
@@ -78,7 +79,7 @@ class OfTheData(Baseline):
     """Looks at x and at the model, as any baseline may."""
 
     def expected(self, inputs: BaselineInputs) -> Tensor:
-        return (inputs.x * 0.7 - 1.3).to(inputs.flow.dtype)[:, None]
+        return (inputs.start.x * 0.7 - 1.3).to(inputs.flow.dtype)[:, None]
 
 
 @pytest.mark.parametrize("name", ["D4 random", "D4 own", "D3 depth 2 reversed", "chain K3 depth 2"])
@@ -218,7 +219,7 @@ def test_moving_estimates_are_weighted_means_of_the_past():
         part.prepare(2, 3, seen[0])
     rests = []
     for number, batch in enumerate(seen):
-        inputs = BaselineInputs(zoo.make("D2"), batch, None, batch, lambda _: seen[0])
+        inputs = BaselineInputs(zoo.make("D2"), Point(batch, batch), batch, lambda _: seen[0])
         weights = 0.8 ** torch.arange(number - 1.0, -1, -1, dtype=torch.float64)
         weights = weights / weights.sum()
         expected = sum((w * b.mean((0, 1)) for w, b in zip(weights, seen, strict=False)), torch.zeros(2, 3))

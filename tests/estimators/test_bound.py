@@ -89,7 +89,9 @@ def test_its_value_is_the_bound_in_expectation(name):
         draws, probability = tuples(flow, row, "p", 1)
         x = state(flow, row)
         with torch.no_grad():
-            value = torch.func.vmap(lambda u, x=x: estimator.loss(flow, x, context, u[:, None]).bound)(draws)
+            value = torch.func.vmap(
+                lambda u, x=x: estimator.loss(flow, flow.start(x, context), u[:, None]).bound
+            )(draws)
         torch.testing.assert_close(
             (probability * value).sum(), enumerated(name).bound[row], rtol=0, atol=EXACT
         )

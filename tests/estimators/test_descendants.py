@@ -66,7 +66,7 @@ class Observed:
 
     def run(self, noise: Tensor):
         context = zoo.rows_of_context(self.flow, len(noise))
-        trace = self.flow.run(self.x, draws=noise, context=context, proposal=self.drawn)
+        trace = self.flow.run(self.flow.start(self.x, context), draws=noise, proposal=self.drawn)
         choices = {"p": trace.generator, "q": trace.posterior or ()}
         return self.flow.base.log_prob(trace.end.state), trace.u.double(), choices
 

@@ -84,7 +84,7 @@ def test_local_slopes_by_differences():
     flow = local(partial(zoo.made, 3), partial(zoo.made, 3, "reversed"))
     x = state(flow, 5)
     us = flow.run(x, draws=torch.tensor([[[1, 0, 1], [0, 1, 1]]])).us
-    slopes = local_slopes(flow, x, None, us)
+    slopes = local_slopes(flow, flow.start(x), us)
     before, low, high = x ^ us[0], *flow.base.log_table()[0].unbind(-1)
 
     def rewards(u: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ def test_its_value_is_the_evidence_bound_in_expectation(name):
             x = state(flow, row)
             with torch.no_grad():
                 each = torch.func.vmap(
-                    lambda u, x=x, e=estimator: e.loss(flow, x, context, u[:, None]).bound
+                    lambda u, x=x, e=estimator: e.loss(flow, flow.start(x, context), u[:, None]).bound
                 )(draws)
             torch.testing.assert_close((probability * each).sum(), expected, rtol=0, atol=EXACT)
             assert float(expected) < float(enumerated(name).log_p[row])

@@ -111,7 +111,7 @@ def test_two_samples_are_half_the_product_of_differences(name):
     generator = torch.Generator().manual_seed(0)
     for first, second in torch.randint(len(u), (20, 2), generator=generator).tolist():
         pair = u[[first, second]]
-        trace = flow.run(state(flow, row), draws=pair[:, None], context=zoo.context(flow))
+        trace = flow.run(flow.start(state(flow, row), zoo.context(flow)), draws=pair[:, None])
         rewards = flow.base.log_prob(trace.end.state).sum(-1)[:, 0]
         log_p = trace.log_p().sum((-1, -2))[:, 0]
         apart = 0.5 * (rewards[0] - rewards[1]).detach() * (log_p[0] - log_p[1]) + rewards.mean()

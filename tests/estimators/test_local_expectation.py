@@ -107,8 +107,8 @@ def test_the_last_layer_is_analytic_given_what_came_before():
     draws = estimator.draw(flow, 8, torch.Generator().manual_seed(0))
     assert draws is not None
     last = list(flow.layers[1].parameters())
-    found = -gradient(estimator.loss(flow, x, None, draws).surrogate, last)
-    choices, outcomes = flow.last_choices(flow.run(x, draws=draws[0], stop=1).end, None)
+    found = -gradient(estimator.loss(flow, flow.start(x), draws).surrogate, last)
+    choices, outcomes = flow.last_choices(flow.run(x, draws=draws[0], stop=1).end)
     assert gap(found, gradient(choices.expectation(outcomes).sum(-1).mean(), last)) < 1e-12
 
 

@@ -51,7 +51,7 @@ def test_at_depth_one_it_is_the_gradient_of_the_likelihood(name):
 def test_its_gradient_in_a_logit_is_posterior_less_prior(name):
     flow = zoo.make(name)
     x = all_states(flow.states.sizes)
-    choices, rewards = flow.last_choices(flow.start(x), zoo.context(flow))
+    choices, rewards = flow.last_choices(flow.start(x, zoo.context(flow)))
     logits = (
         choices.logits.detach().expand(len(x), -1).clone().requires_grad_()
     )  # one for each x: D = 1 sees none
@@ -67,7 +67,7 @@ def expectation(flow: LatentFlow, row: int, samples: int) -> tuple[Tensor, Tenso
     context, parameters = zoo.context(flow), trainable(flow)
     earlier = all_choices(flow, flow.depth - 1)
     with torch.no_grad():
-        trace = flow.run(x, draws=earlier, context=context, stop=flow.depth - 1)
+        trace = flow.run(flow.start(x, context), draws=earlier, stop=flow.depth - 1)
         p = trace.log_p().sum((-1, -2)).exp().expand(len(earlier))
     possible = p.nonzero()[:, 0].tolist()
     total, bound = 0.0, 0.0
@@ -212,7 +212,7 @@ def test_soft_targets_where_they_mean_nothing_are_refused():
     with pytest.raises(ModelError, match="give probabilities, those with which x was drawn"):
         MaximumLikelihood(soft_targets=True)(flow, torch.zeros(1, 2, dtype=torch.int64))
     with pytest.raises(ModelError, match="ScoreFunction takes no soft targets"):
-        score_function().soft_target_loss(flow, torch.zeros(1, 2), None, torch.zeros(1, 2))
+        score_function().soft_target_loss(flow, flow.start(torch.zeros(1, 2)), torch.zeros(1, 2))
     with pytest.raises(ModelError, match="split_batch is for the components of a mixture"):
         MaximumLikelihood(split_batch=True)(flow, torch.zeros(1, 2, dtype=torch.int64))
 

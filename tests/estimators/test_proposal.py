@@ -20,7 +20,7 @@ MIXES = [0.0, 0.3, 1.0]
 def proposal(flow: LatentFlow, row: int, mix: float) -> Tensor:
     """rho(v) for every v, (T,): a share of the generator's conditionals and a share of uniform ones."""
     v = all_choices(flow)
-    log_p = flow.run(state(flow, row), draws=v[:, None], context=zoo.rows_of_context(flow, 1)).log_p()
+    log_p = flow.run(flow.start(state(flow, row), zoo.rows_of_context(flow, 1)), draws=v[:, None]).log_p()
     sizes = torch.tensor([layer.transform.choices.sizes for layer in flow.layers], dtype=torch.float64)
     return ((1 - mix) * log_p.detach().exp() + mix / sizes).prod(-1).prod(-1).reshape(-1).expand(len(v))
 
@@ -29,8 +29,8 @@ def pairs(flow: LatentFlow, row: int, mix: float) -> tuple[Tensor, Tensor]:
     """Every (v, u) (N, 2, L, D) and its probability (N,): v from rho, each last u_d from p given what v has before d."""
     v, layer = all_choices(flow), flow.layers[-1]
     x, context = state(flow, row).expand(len(v), -1), zoo.rows_of_context(flow, len(v))
-    point = flow.run(x, draws=v, context=context, stop=flow.depth - 1).end
-    choices = layer.generator_choices(point, context, v[:, -1])
+    point = flow.run(flow.start(x, context), draws=v, stop=flow.depth - 1).end
+    choices = layer.generator_choices(point, v[:, -1])
     given = probabilities(choices).detach().expand(len(v), -1, -1)  # (V, D, U)
     u = all_states(layer.transform.choices.sizes)
     chosen = given[:, None, torch.arange(flow.features), u[None]]  # (V, 1, U', D), for each v and u
@@ -111,7 +111,7 @@ def test_its_bound_is_that_of_the_special_case(mix):
     draws, probability = pairs(flow, row, mix)
     x, estimator = state(flow, row), ProposalPrefix(mix)
     with torch.no_grad():
-        each = torch.func.vmap(lambda one: estimator.loss(flow, x, None, one[:, None]).bound)(draws)
+        each = torch.func.vmap(lambda one: estimator.loss(flow, flow.start(x), one[:, None]).bound)(draws)
         trace = flow.run(x, draws=all_choices(flow)[:, None])
         value = flow.base.log_prob(trace.end.state).sum(-1)
         expected = (trace.log_p().sum((-1, -2)).exp() * value).sum()
@@ -128,12 +128,12 @@ def test_prefixes_drawn_from_uniforms_have_the_law_of_the_proposal(name, mix):
     flow, estimator = zoo.make(name), ProposalPrefix(mix)
     row, context = rows(flow)[0][0], zoo.rows_of_context(flow, COUNT)
     x = state(flow, row)
-    point = flow.start(x.expand(COUNT, -1))
+    point = flow.start(x.expand(COUNT, -1), context)
     uniforms = torch.rand(
         COUNT, flow.features, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
     layer = flow.layers[0]
-    v, *_ = estimator._prefix(layer, point, uniforms, context)
+    v, *_ = estimator._prefix(layer, point, uniforms)
     every, expected = all_choices(flow)[:, 0], proposal(flow, row, mix)
     frequency = torch.stack([(v == one).all(-1).double().mean() for one in every])
     error = (expected * (1 - expected) / COUNT).sqrt()
@@ -149,8 +149,8 @@ def test_without_mixing_prefixes_are_the_generators_own_draws(name):
     uniforms = torch.rand(
         len(x), 1, flow.features, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
-    v, *_ = ProposalPrefix()._prefix(flow.layers[0], flow.start(x), uniforms[:, 0], context)
-    expected = flow.run(x, draws=uniforms, context=context).us[0]
+    v, *_ = ProposalPrefix()._prefix(flow.layers[0], flow.start(x, context), uniforms[:, 0])
+    expected = flow.run(flow.start(x, context), draws=uniforms).us[0]
     assert torch.equal(v, expected)
 
 

@@ -102,7 +102,7 @@ def mean_gradient(estimator, flow: LatentFlow, row: int, count: int) -> tuple[Te
     found = []
     for _ in range(batches):
         draws = estimator.draw(flow, count // batches, generator)
-        loss = estimator.loss(flow, x.expand(count // batches, -1), None, draws)
+        loss = estimator.loss(flow, flow.start(x.expand(count // batches, -1)), draws)
         found.append(-gradient(loss.surrogate, networks))
     each = torch.stack(found)
     return each.mean(0), each.std(0) / batches**0.5
@@ -132,7 +132,7 @@ def test_hard_choices_have_the_right_law(name):
         with torch.no_grad():
             found = torch.stack(
                 [
-                    estimator.loss(flow, x, None, estimator.draw(flow, 200, generator)).bound
+                    estimator.loss(flow, flow.start(x), estimator.draw(flow, 200, generator)).bound
                     for _ in range(200)
                 ]
             )
@@ -144,7 +144,7 @@ def test_a_hard_forward_pass_is_exactly_hard():
     x = all_states((2, 2, 2))
     for estimator in (StraightThroughGumbel(0.3), ReinMax()):
         draws = estimator.draw(flow, 8, torch.Generator().manual_seed(0))
-        loss = estimator.loss(flow, x, None, draws)
+        loss = estimator.loss(flow, flow.start(x), draws)
         assert draws is not None
         expected = flow.base.log_prob(flow.run(x, draws=draws[0]).end.state).sum(-1).mean()
         torch.testing.assert_close(loss.bound, expected.detach(), rtol=0, atol=1e-6)
@@ -181,7 +181,7 @@ def test_reinmax_by_its_definition():
     x = state(flow, row)
     u = torch.tensor([[2, 0, 1]])
     layer = flow.layers[0]
-    logits = layer.generator_choices(flow.start(x), None).logits.unflatten(-1, (3, 3))
+    logits = layer.generator_choices(flow.start(x)).logits.unflatten(-1, (3, 3))
     hard = torch.nn.functional.one_hot(u, 3).double()
     pi = torch.softmax(logits, -1)
     between = ((hard + pi) / 2).detach()

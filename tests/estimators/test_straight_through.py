@@ -49,7 +49,7 @@ def test_at_depth_one_in_float32(name):
     flow = zoo.make(name).float()
     parameters = network_parameters(flow)
     context = zoo.context(flow)
-    choices, rewards = flow.last_choices(flow.start(rows(flow)), context)
+    choices, rewards = flow.last_choices(flow.start(rows(flow), context))
     expected = gradient(choices.expectation(rewards).sum(), parameters)
     found = straight_through(flow, rows(flow), parameters)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
@@ -109,10 +109,10 @@ def test_the_last_layer_is_exact_given_the_greedy_choices_before(name):
     context = zoo.rows_of_context(flow, len(x))
     parameters = list(flow.layers[-1].conditioner.parameters())
     with torch.no_grad():
-        before = flow.run(x, draws=GREEDY, context=context, stop=flow.depth - 1).end
+        before = flow.run(flow.start(x, context), draws=GREEDY, stop=flow.depth - 1).end
     layer, total = flow.layers[-1], 0.0
     for u in all_states(layer.transform.choices.sizes):  # E[R given the greedy state], choice by choice
-        trace = flow.run(before, draws=u.expand(len(x), 1, -1), context=context)
+        trace = flow.run(before, draws=u.expand(len(x), 1, -1))
         y = layer.transform.to_base(before.state.expand_as(x), u.expand_as(x))
         total = total + (trace.log_p().sum((-1, -2)).exp() * base_table_lookup(flow, y).sum(-1)).sum()
     expected = gradient(total, parameters)
@@ -153,7 +153,7 @@ def test_separate_choices_of_location_and_scale_would_be_biased():
     """Why the choice is joint: with a one-hot for each, the reward is bilinear, the gradient wrong."""
     flow = zoo.make("affine K5")
     layer, x = flow.layers[0], rows(flow)
-    choices = layer.generator_choices(flow.start(x), None)
+    choices = layer.generator_choices(flow.start(x))
     logits = choices.logits.detach().reshape(len(x), 2, 4, 5)  # scale, location
     parts = [logits.mean(-1).requires_grad_(), logits.mean(-2).requires_grad_()]
     scale, location = (p.softmax(-1) for p in parts)
@@ -181,7 +181,7 @@ def test_relaxed_states_stay_integers():
         flow = zoo.make(name).float()
         point = RelaxedPoint.of(flow, flow.start(all_states(flow.states.sizes)))
         for layer in flow.layers:
-            choices = layer.generator_choices(point.seen(), None)
+            choices = layer.generator_choices(point.seen())
             u = relaxed_states.straight_through(choices.mode(), choices.mean, layer.layout)
             point = point.after(flow, u)
             for relaxed, layout in ((u, layer.layout), (point.state, flow.base.layout)):

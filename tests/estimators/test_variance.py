@@ -63,9 +63,7 @@ class Known(Baseline):
         self.formula = formula
 
     def expected(self, inputs):
-        choices, (rewards,) = inputs.flow.last_choices(
-            inputs.flow.start(inputs.x), torch.zeros_like(inputs.x)
-        )
+        choices, (rewards,) = inputs.flow.last_choices(inputs.start)
         return self.formula(choices.mean, rewards[..., 0], rewards[..., 1]).detach()[:, None]
 
 
@@ -91,7 +89,7 @@ def moments(estimator: Estimator, flow: LatentFlow, x: Tensor) -> tuple[Tensor, 
     u = all_states((2,) * FEATURES)
     index = torch.cartesian_prod(*[torch.arange(len(u))] * samples).reshape(-1, samples)
     draws = u[index].transpose(0, 1)[:, :, None]  # (S, N, 1, D)
-    trace = flow.run(x[None], draws=draws, context=torch.zeros(1, FEATURES, dtype=torch.float64))
+    trace = flow.run(flow.start(x[None], torch.zeros(1, FEATURES, dtype=torch.float64)), draws=draws)
     probability = trace.log_p().sum((-1, -2)).exp().prod(0)  # (N,)
     each = in_logits(estimator, flow, x.expand(len(index), -1), draws)
     mean = probability @ each
@@ -101,7 +99,7 @@ def moments(estimator: Estimator, flow: LatentFlow, x: Tensor) -> tuple[Tensor, 
 def known(flow: LatentFlow, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """f, r(0), r(1) of each feature of x."""
     choices, (rewards,) = flow.last_choices(
-        flow.start(x[None]), torch.zeros(1, FEATURES, dtype=torch.float64)
+        flow.start(x[None], torch.zeros(1, FEATURES, dtype=torch.float64))
     )
     return choices.mean[0], rewards[0, :, 0], rewards[0, :, 1]
 

@@ -31,8 +31,7 @@ def bound_of_tuples(flow: LatentFlow, samples: int, drawn: Drawn, sum_last: bool
     total = torch.zeros((), dtype=torch.float64)
     for row, share in rows(flow):
         trace = everything(flow, row, drawn, stop)
-        context = zoo.rows_of_context(flow, 1)
-        ends = flow.log_marginal(trace.end, context) if sum_last else flow.base.log_prob(trace.end.state)
+        ends = flow.log_marginal(trace.end) if sum_last else flow.base.log_prob(trace.end.state)
         log_w = ends.sum(-1)[:, 0]
         log_u = trace.log_p().sum((-1, -2)).expand(len(log_w), 1)[:, 0]
         if drawn == "q":
@@ -113,7 +112,9 @@ def test_what_is_reported_is_the_bound(sum_last):
         draws, probability = tuples(flow, row, "p", 2, 2 - sum_last)
         x = all_states((2, 2))[row][None]
         with torch.no_grad():
-            value = torch.func.vmap(lambda u, x=x: estimator.loss(flow, x, context, u[:, None]).bound)(draws)
+            value = torch.func.vmap(
+                lambda u, x=x: estimator.loss(flow, flow.start(x, context), u[:, None]).bound
+            )(draws)
         total += share * float((probability * value).sum())
     assert abs(total - float(bound_of_tuples(flow, 2, "p", sum_last).detach())) < EXACT
 

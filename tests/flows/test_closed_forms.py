@@ -37,7 +37,7 @@ def close(found, expected, atol=1e-12):
 def at_start(flow: LatentFlow) -> tuple[Choices, list[torch.Tensor]]:
     """The only layer's choices and rewards by group, for every x."""
     x = all_states(flow.states.sizes)
-    return flow.last_choices(flow.start(x), zoo.context(flow))
+    return flow.last_choices(flow.start(x, zoo.context(flow)))
 
 
 def posterior_by_sums(name: str) -> torch.Tensor:
@@ -117,8 +117,8 @@ def test_the_posterior_makes_the_evidence_bound_tight(name):
 def test_the_last_layer_is_summed_out(name):
     flow, joint = zoo.make(name), enumerated(name)
     earlier, context = all_choices(flow, flow.depth - 1), zoo.context(flow)
-    trace = flow.run(joint.x, draws=earlier[:, None], context=context, stop=flow.depth - 1)
-    log_m = flow.log_marginal(trace.end, context).sum(-1).detach()  # (T', X)
+    trace = flow.run(flow.start(joint.x, context), draws=earlier[:, None], stop=flow.depth - 1)
+    log_m = flow.log_marginal(trace.end).sum(-1).detach()  # (T', X)
     log_u = trace.log_p().sum((-1, -2)).detach().expand_as(log_m)
     whole = (joint.log_p_u + joint.rewards.sum(-1)).reshape(len(earlier), -1, len(joint.x))
     possible = log_u > NEVER / 2  # a coupling layer never moves what it sees
@@ -185,7 +185,7 @@ def test_numbers_of_the_paper_setting():
         for parameter in flow.layers.parameters():
             parameter.zero_()
     x = torch.randint(2, (3, 784), generator=torch.Generator().manual_seed(0))
-    choices, rewards = flow.last_choices(flow.start(x), None)
+    choices, rewards = flow.last_choices(flow.start(x))
     assert abs(float(base.floor()) - 82.6026) < 1e-3
     assert abs(float(base.entropy()) - 254.8651) < 1e-3
     close(-flow().log_prob(x), torch.full((3,), 543.4274).double(), atol=1e-3)

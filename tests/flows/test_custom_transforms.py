@@ -81,7 +81,7 @@ def by_definition(flow: LatentFlow) -> Tensor:
     for index, layer in enumerate(flow.layers):
         after = []
         for state, log_p in terms:
-            choices = layer.generator_choices(Point(state, state, None, index), None)
+            choices = layer.generator_choices(Point(state, state, None, index))
             log_probs = padded(choices.log_probs(), choices.alphabet)
             for u in enumerate_states(layer.transform.choices.sizes).unsqueeze(1).expand(-1, len(x), -1):
                 chosen = log_probs.gather(-1, u.unsqueeze(-1)).squeeze(-1).sum(-1)
@@ -119,10 +119,14 @@ def test_the_expectation_over_soft_targets(name: str) -> None:
     """With certain targets it is the likelihood itself; it is linear in them, feature by feature."""
     flow = made(name, 1)
     x = enumerate_states(flow.states.sizes)
-    sure = x.double()
-    torch.testing.assert_close(flow.expected_log_marginal(x, sure), by_definition(flow), rtol=0, atol=1e-12)
-    both = flow.expected_log_marginal(x, sure) + flow.expected_log_marginal(x, 1 - sure)
-    torch.testing.assert_close(2 * flow.expected_log_marginal(x, 0 * sure + 0.5), both, rtol=0, atol=1e-12)
+    sure, start = x.double(), flow.start(x)
+    torch.testing.assert_close(
+        flow.expected_log_marginal(start, sure), by_definition(flow), rtol=0, atol=1e-12
+    )
+    both = flow.expected_log_marginal(start, sure) + flow.expected_log_marginal(start, 1 - sure)
+    torch.testing.assert_close(
+        2 * flow.expected_log_marginal(start, 0 * sure + 0.5), both, rtol=0, atol=1e-12
+    )
 
 
 @DEPTHS
@@ -144,7 +148,7 @@ def test_the_deterministic_flow_is_that_bijection(name: str, depth: int) -> None
     greedy, x = flow.greedy(), enumerate_states(flow.states.sizes)
     y = x
     for index, layer in enumerate(flow.layers):
-        choices = layer.generator_choices(Point(y, y, None, index), None)
+        choices = layer.generator_choices(Point(y, y, None, index))
         y = layer.transform.to_base(y, padded(choices.log_probs(), choices.alphabet, -torch.inf).argmax(-1))
     assert torch.equal(greedy.to_base(x), y)
     assert torch.equal(greedy.to_data(y), x)

@@ -48,7 +48,7 @@ def test_greedy_takes_the_most_probable_choice_of_each_layer(name):
     """Also in layers that see their own u: the most probable one given the greedy ones before it."""
     flow = zoo.make(name)
     x = all_states(flow.states.sizes)
-    trace = flow.run(x, draws="greedy", context=zoo.context(flow))
+    trace = flow.run(flow.start(x, zoo.context(flow)), draws="greedy")
     for index, choices in enumerate(trace.generator):
         likeliest = padded(choices.log_probs(), choices.alphabet, -torch.inf).argmax(-1)
         assert torch.equal(trace.u[:, index].long(), likeliest.expand(len(x), -1))

@@ -59,7 +59,9 @@ def expected(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
     """Where each target is certain."""
     flows = [LatentFlow([Layer(Given(logits[i, None]))], base_of(bases[i, None])) for i in range(len(x))]
     rows = x[:, None, None]
-    return torch.cat([flow.expected_log_marginal(row, row) for flow, row in zip(flows, rows, strict=True)])
+    return torch.cat(
+        [flow.expected_log_marginal(flow.start(row), row) for flow, row in zip(flows, rows, strict=True)]
+    )
 
 
 MARGINALS = pytest.mark.parametrize("marginal", [mixed, summed_out, expected])
@@ -148,7 +150,7 @@ def closed(flow: LatentFlow, x: Tensor) -> Tensor:
 
 
 def by_mixture(flow: LatentFlow, x: Tensor) -> Tensor:
-    choices, outcomes = flow.last_choices(flow.start(x), None)
+    choices, outcomes = flow.last_choices(flow.start(x))
     return choices.log_mixture(outcomes).sum(-1)
 
 

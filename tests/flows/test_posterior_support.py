@@ -18,7 +18,7 @@ COUPLINGS = zoo.names(
 def enumerated(flow: LatentFlow) -> tuple[Tensor, Tensor]:
     """log p and log q of every choice, by layer and feature, at every x: (T, X, L, D)."""
     x, u = all_states(flow.states.sizes), all_choices(flow)
-    trace = flow.run(x, draws=u[:, None], context=zoo.context(flow), proposal="q")
+    trace = flow.run(flow.start(x, zoo.context(flow)), draws=u[:, None], proposal="q")
     shape = (len(u), len(x), flow.depth, flow.features)
     return trace.log_p().expand(shape), trace.log_q().expand(shape)
 

@@ -14,7 +14,7 @@ def test_given_choices_are_recorded_as_they_are(name):
     flow = zoo.make(name)
     u = all_choices(flow)
     x = all_states(flow.states.sizes)[:1]
-    trace = flow.run(x, draws=u, context=zoo.context(flow))
+    trace = flow.run(flow.start(x, zoo.context(flow)), draws=u)
     assert trace.u.dtype == trace.end.state.dtype == torch.uint8
     assert torch.equal(trace.u.long(), u)
     assert trace.log_p().shape == u.shape
@@ -27,9 +27,9 @@ def test_a_pass_can_be_cut_and_continued(name):
     noise = torch.rand(40, flow.depth, flow.features, generator=torch.Generator().manual_seed(0)).double()
     x = flow.base.sample(noise[:, 0])
     context = zoo.context(flow)
-    whole = flow.run(x, draws=noise, context=context)
-    first = flow.run(x, draws=noise[:, :1], context=context, stop=1)
-    rest = flow.run(first.end, draws=noise[:, 1:], context=context)
+    whole = flow.run(flow.start(x, context), draws=noise)
+    first = flow.run(flow.start(x, context), draws=noise[:, :1], stop=1)
+    rest = flow.run(first.end, draws=noise[:, 1:])
     assert (first.end.layer, rest.end.layer) == (1, flow.depth)
     assert torch.equal(torch.cat([first.u, rest.u], -2), whole.u)
     assert torch.equal(rest.end.state, whole.end.state)
@@ -44,9 +44,9 @@ def test_choices_from_the_posterior_are_scored_by_both(name):
     x = all_states(flow.states.sizes)
     u = all_choices(flow)[:, None]
     context = zoo.context(flow)
-    by_q = flow.run(x, draws=u, context=context, proposal="q")
+    by_q = flow.run(flow.start(x, context), draws=u, proposal="q")
     torch.testing.assert_close(
-        by_q.log_p(), flow.run(x, draws=u, context=context).log_p(), rtol=0, atol=1e-12
+        by_q.log_p(), flow.run(flow.start(x, context), draws=u).log_p(), rtol=0, atol=1e-12
     )
     totals = by_q.log_q().sum((-1, -2)).exp().sum(0)
     torch.testing.assert_close(totals, torch.ones_like(totals), rtol=0, atol=1e-12)
@@ -84,7 +84,7 @@ def test_rewards_of_the_last_layer_by_choice(name):
     state = x
     previous = torch.zeros(len(x), flow.features, dtype=torch.int64)
     previous = previous if flow.is_chain else None
-    choices, rewards = flow.last_choices(Point(state, state, previous, flow.depth - 1), zoo.context(flow))
+    choices, rewards = flow.last_choices(Point(state, state, previous, flow.depth - 1, zoo.context(flow)))
     rewards, sizes = padded(rewards, choices.alphabet), torch.tensor(layer.transform.choices.sizes)
     for u in range(layer.transform.choices.width):
         real = (u < sizes).nonzero()[:, 0]

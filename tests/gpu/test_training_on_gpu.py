@@ -11,7 +11,7 @@ from xorflow._cuda.steps import CapturedSteps
 from xorflow.data import Split, validate
 from xorflow.errors import DataError, TrainingError
 from xorflow.estimators import Loss, MaximumLikelihood
-from xorflow.flows import LatentFlow
+from xorflow.flows import LatentFlow, Point
 from xorflow.training import Interrupted, Job, Options, Trainer, optimiser, run_jobs
 from xorflow.training.build import build_data, build_estimator, build_flow
 from xorflow.training.checkpoint import load_tensors
@@ -80,8 +80,8 @@ def test_captured_steps_are_chosen() -> None:
 class _AsksTheHost(MaximumLikelihood):
     """An estimator that decides on the host, and does not say so."""
 
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
-        found = super().loss(flow, x, context, draws)
+    def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
+        found = super().loss(flow, start, draws)
         return found if found.bound.item() < 0 else Loss(found.surrogate * 2, found.bound)
 
 

@@ -150,7 +150,7 @@ def test_the_wrong_direction_is_normalised_but_another_law(name: str) -> None:
     x = all_states(flow.states.sizes)
     table = flow.base.log_table()[0].exp()  # (D, K)
     u = torch.arange(table.shape[1])
-    chosen = flow.layers[0].generator_choices(flow.start(x), None).log_probs()[0].exp()
+    chosen = flow.layers[0].generator_choices(flow.start(x)).log_probs()[0].exp()
     laws = {}
     for sign in (1, -1):
         y = (x[..., None] + sign * u) % table.shape[1]  # (X, D, U)

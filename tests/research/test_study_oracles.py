@@ -56,7 +56,7 @@ def test_closed_forms_are_what_enumeration_gives(name: str, kind) -> None:
     exact = closed_form(Target(kind))
     assert exact is not None
     loss = sum(
-        share * -exact.loss(flow, state(flow, row), zoo.rows_of_context(flow, 1), None).surrogate
+        share * -exact.loss(flow, flow.start(state(flow, row), zoo.rows_of_context(flow, 1)), None).surrogate
         for row, share in rows(flow)
     )
     assert isinstance(loss, Tensor)
@@ -335,7 +335,7 @@ def test_the_map_has_the_variance_of_every_feature() -> None:
     )
     with torch.no_grad():
         x, _ = study._batch
-        choices, outcomes = study.flow.last_choices(study.flow.start(x), None)
+        choices, outcomes = study.flow.last_choices(study.flow.start(x))
         f = choices.mean
         best = (1 - f) * outcomes[0][..., 1] + f * outcomes[0][..., 0]
         expected = (f * (1 - f) * best.square()).sum(0) / len(x) ** 2

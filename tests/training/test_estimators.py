@@ -121,8 +121,8 @@ def test_own_parameters_are_named_by_the_seed(bits: Path, estimator: str) -> Non
 class Aimless(Estimator):
     """Returns a second loss, and has nothing that it could train."""
 
-    def loss(self, flow, x, context, draws):
-        value = flow.log_likelihood(x, context).mean()
+    def loss(self, flow, start, draws):
+        value = flow.log_likelihood(start.x, start.context).mean()
         return Loss(surrogate=-value, bound=value.detach(), control=value.new_zeros(()))
 
 

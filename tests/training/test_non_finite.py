@@ -13,7 +13,7 @@ from xorflow import MADE, FactorisedBase, Layer, fit
 from xorflow.data import Dataset, Split
 from xorflow.errors import EvaluationError, TrainingError
 from xorflow.estimators import Loss, Rebar
-from xorflow.flows import LatentFlow, Mixture
+from xorflow.flows import LatentFlow, Mixture, Point
 from xorflow.training import Interrupted, Options, create_run, finish_run, report
 from xorflow.training.checkpoint import load_snapshot
 from xorflow.training.failure import where_not_finite
@@ -130,8 +130,8 @@ def test_clipping_tames_what_would_not_be_finite() -> None:
 class _SpoiltControl(Rebar):
     """A second loss that is no number, in parameters of its own."""
 
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
-        found = super().loss(flow, x, context, draws)
+    def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
+        found = super().loss(flow, start, draws)
         assert found.control is not None
         return dataclasses.replace(found, control=found.control * torch.nan)
 

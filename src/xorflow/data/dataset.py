@@ -32,6 +32,12 @@ class Batch:
     x: Tensor  # (B, D)
     context: Tensor | None = None  # (B, C)
 
+    def split(self, size: int) -> Iterator[Batch]:
+        """Some rows at a time; no rows are one empty batch."""
+        for first in range(0, max(1, len(self.x)), size):
+            rows = slice(first, first + size)
+            yield Batch(self.x[rows], None if self.context is None else self.context[rows])
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
@@ -144,8 +150,7 @@ class Split:
             )
         if size < 1:
             raise DataError(f"a batch has at least one row, got size {size}")
-        parts = (self[first : first + size] for first in range(0, len(self), size))
-        return (Batch(part.values, part.context) for part in parts)
+        return Batch(self.values, self.context).split(size)
 
     def frozen(self, seed: int, stream: int = TRAIN) -> Split:
         """The split binarised once by `binarise`; a split of fixed values is returned as it is."""

@@ -56,10 +56,8 @@ class Antithetic(ByLayer):
     def slope(self, choices: Choices, arms: Tensor, rewards: Tensor) -> Tensor:
         """An estimate of the gradient in the logits (B, D), from the arms and their rewards, both (n, B, D)."""
 
-    def draw_at(
-        self, layer: Layer, point: Point, noise: Tensor, context: Tensor | None
-    ) -> tuple[Tensor, Choices]:
-        choices = layer.generator_choices(point, context)
+    def draw_at(self, layer: Layer, point: Point, noise: Tensor) -> tuple[Tensor, Choices]:
+        choices = layer.generator_choices(point)
         with torch.no_grad():
             return self.choose(choices, noise[: self.uniforms]), choices
 
@@ -71,17 +69,17 @@ class Antithetic(ByLayer):
 
     def _others(self, step: Step) -> Tensor:
         """The rewards (n - 1, B, D) of the arms that the pass does not follow."""
-        flow, context, point = step.flow, step.context, step.after(step.drawn[1:])
+        flow, point = step.flow, step.after(step.drawn[1:])
         stop = self.drawn_layers(flow)
         if not self.common:
             first = self.uniforms + (point.layer - 1) * (self.arms - 1)
             fresh = step.draws[first : first + self.arms - 1, ..., point.layer :, :]
-            point = flow.run(point, draws=fresh, context=context, stop=stop).end
+            point = flow.run(point, draws=fresh, stop=stop).end
         for index in range(point.layer, stop):
             same = step.draws[..., index, :].unsqueeze(1)  # for all arms
-            arms, _ = self.draw_at(flow.layers[index], point, same, context)
+            arms, _ = self.draw_at(flow.layers[index], point, same)
             point = point.after(flow.layers[index], arms[0])
-        return end_rewards(flow, point, context)
+        return end_rewards(flow, point)
 
 
 class DisARM(Antithetic):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from xorflow.data import Batch
 from xorflow.errors import DataError, ModelError
-from xorflow.flows import LatentFlow, Mixture
+from xorflow.flows import LatentFlow, Mixture, Point
 
 
 @dataclass(frozen=True)
@@ -209,14 +209,12 @@ class Estimator(Configured, nn.Module, ABC):
         del flow, total_steps
 
     @abstractmethod
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
-        """The loss of integers x (B, D), given the draws (S, B, L', D)."""
+    def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
+        """The loss of rows, a pass of the flow that begins at x (B, D) and their context, given the draws (S, B, L', D)."""
 
-    def soft_target_loss(
-        self, flow: LatentFlow, x: Tensor, context: Tensor | None, probabilities: Tensor
-    ) -> Loss:
-        """The loss of integers x (B, D) that were drawn with these probabilities (B, D); of estimators that use them."""
-        del flow, x, context, probabilities
+    def soft_target_loss(self, flow: LatentFlow, start: Point, probabilities: Tensor) -> Loss:
+        """The loss of rows x (B, D) that were drawn with these probabilities (B, D); of estimators that use them."""
+        del flow, start, probabilities
         raise ModelError(f"{type(self).__name__} takes no soft targets")
 
     def update(self, stats: Mapping[str, Tensor]) -> None:
@@ -255,17 +253,18 @@ class Estimator(Configured, nn.Module, ABC):
         self.prepare(flow)
         if isinstance(x, Batch):
             # labels that come along with the data are left out if the flow sees none, as in evaluation
-            x, context = x.x, x.context if flow.context_features else None
+            x, context = x.x, flow.seen(x.context)
         _check_rows(flow, x)
+        start = flow.start(x, context)
         if self.takes_soft_targets:
             if probabilities is None:
                 raise ModelError(
                     f"this {type(self).__name__} takes soft targets: give probabilities, those with which x was drawn"
                 )
-            return self.soft_target_loss(flow, flow.states.integers(x), context, probabilities)
+            return self.soft_target_loss(flow, start, probabilities)
         if draws is None:
             draws = self.draw(flow, len(x), generator)
-        return self.loss(flow, flow.states.integers(x), context, draws)
+        return self.loss(flow, start, draws)
 
 
 def parts_of(flow: LatentFlow) -> list[Part]:

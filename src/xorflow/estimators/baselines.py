@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from xorflow.errors import ConfigError
 from xorflow.estimators.base import Configured
-from xorflow.flows import LatentFlow
+from xorflow.flows import LatentFlow, Point
 from xorflow.flows.choices import GREEDY, Draws
 
 
@@ -26,16 +26,14 @@ class BaselineInputs:
 
     Attributes:
         flow: the model.
-        x: integers (B, D).
-        context: (B, C) or None.
+        start: where the passes begin: `start.x` are the rows (B, D), `start.context` what networks see beside them.
         signal: of the samples that are scored, (S, B, T, D); what is expected of one is to be taken from others.
         signal_of: the signal (..., B, T, D) of other choices than those drawn.
         another: draws (1, B, L, D) of an independent sample, for a baseline that asks for one.
     """
 
     flow: LatentFlow
-    x: Tensor
-    context: Tensor | None
+    start: Point
     signal: Tensor
     signal_of: Callable[[Draws], Tensor]
     another: Tensor | None = None

@@ -34,7 +34,7 @@ from xorflow.estimators.relaxed_states import (
     relaxed_end_rewards,
     relaxed_rewards,
 )
-from xorflow.flows import Choices, LatentFlow
+from xorflow.flows import Choices, LatentFlow, Point
 from xorflow.flows.choices import outcomes
 
 
@@ -91,16 +91,16 @@ class DoubleCV(LayerwiseEstimator):
         if "alpha" not in self._parameters or len(self.alpha) != len(self.sums):
             self.alpha = nn.Parameter(flow.base.logits.new_full((len(self.sums),), self._start))
 
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+    def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
         assert draws is not None
-        trace = flow.run(x, draws=draws, context=context, stop=self.drawn_layers(flow))
-        rewards = end_rewards(flow, trace.end, context)  # (K, B, D)
+        trace = flow.run(start, draws=draws, stop=self.drawn_layers(flow))
+        rewards = end_rewards(flow, trace.end)  # (K, B, D)
         value = rewards.sum(-1)
         surrogate = value.mean(
             0
         )  # the gradient of a learned base and, where it is summed out, of the last layer
         control = flow.base.logits.new_zeros(())
-        slopes = local_slopes(flow, x, context, trace.us)
+        slopes = local_slopes(flow, start, trace.us)
         for index, (choices, u, slope) in enumerate(zip(trace.generator, trace.us, slopes, strict=True)):
             others, layout = mean_of_others(slope), flow.layers[index].layout
             deviation = layout.corners(u, flow.dtype) - choices.mean.detach()
@@ -121,17 +121,15 @@ class DoubleCV(LayerwiseEstimator):
         return signal - alpha * control_variate - mean_of_others(signal - alpha * baseline)
 
 
-def local_slopes(
-    flow: LatentFlow, x: Tensor, context: Tensor | None, us: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
+def local_slopes(flow: LatentFlow, start: Point, us: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The gradient of the sum of rewards in each layer's choices, straight through those after it; without graph."""
 
     def total(*moved: Tensor) -> Tensor:
-        point = RelaxedPoint.of(flow, flow.start(x))
+        point = RelaxedPoint.of(flow, start)
         for layer, u, values in zip(flow.layers, us, moved, strict=False):
-            mean = layer.generator_choices(point.seen(), context, values).mean
+            mean = layer.generator_choices(point.seen(), values).mean
             point = point.after(flow, Relaxed(values + (mean - mean.detach()), u))
-        return relaxed_end_rewards(flow, point, context).sum(-1)
+        return relaxed_end_rewards(flow, point).sum(-1)
 
     hard = [layer.layout.corners(u, flow.dtype) for u, layer in zip(us, flow.layers, strict=False)]
     with torch.no_grad():
@@ -240,7 +238,7 @@ class Rebar(ByLayer):
         def by_feature(z: Tensor) -> Tensor:
             point = start.after(flow, Relaxed(torch.sigmoid(z * torch.exp(-self.log_tau[index]))))
             for layer in list(flow.layers)[index + 1 :]:
-                mean = frozen_choices(layer, point.seen(), step.context).mean
+                mean = frozen_choices(layer, point.seen()).mean
                 point = point.after(flow, Relaxed(mean))
             relaxed = self.eta[index] * relaxed_rewards(flow.base, point.state.values, tables)
             added = self.free(index, z, logits, led_to)

@@ -67,26 +67,22 @@ class VIMCO(LayerwiseEstimator):
     def make_for(self, flow: LatentFlow) -> None:
         del flow  # the bound is no sum: all of it weighs every score
 
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+    def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
         if draws is None:  # depth 1, summed out: nothing is left to draw
-            value = flow.log_marginal_total(flow.start(x), context).mean()
+            value = flow.log_marginal_total(start).mean()
             return Loss.of(value, value)
-        log_w, score = self.weigh(flow, x, context, draws)
+        log_w, score = self.weigh(flow, start, draws)
         with torch.no_grad():
             bound, signal = vimco(log_w)
             share = torch.softmax(log_w, 0)
         surrogate = (signal * score + share * log_w).sum(0)
         return Loss(surrogate=-surrogate.mean(), bound=bound.mean())
 
-    def weigh(
-        self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def weigh(self, flow: LatentFlow, start: Point, draws: Tensor) -> tuple[Tensor, Tensor]:
         """The log-weights of samples and the log-probabilities that they were drawn with, both (K, B), with graph."""
-        trace = flow.run(
-            x, draws=draws, context=context, stop=self.drawn_layers(flow), proposal=self.proposal
-        )
+        trace = flow.run(start, draws=draws, stop=self.drawn_layers(flow), proposal=self.proposal)
         log_w = (
-            flow.log_marginal_total(trace.end, context)
+            flow.log_marginal_total(trace.end)
             if self.sum_last
             else flow.base.log_prob(trace.end.state).sum(-1)
         )
@@ -152,16 +148,16 @@ class ProposalPrefix(Estimator):
                 "prefixes from a proposal need a last layer with an ordering; use score-function for other flows"
             )
 
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+    def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
         assert draws is not None
-        point, last = flow.start(x), flow.layers[-1]
+        point, last = start, flow.layers[-1]
         log_p = log_weight = flow.base.logits.new_zeros(())  # of the layers before the last, (B, 1) or less
         for index, layer in enumerate(flow.layers[:-1]):
-            v, log_v, ratio, _ = self._prefix(layer, point, draws[0, ..., index, :], context)
+            v, log_v, ratio, _ = self._prefix(layer, point, draws[0, ..., index, :])
             log_p, log_weight = log_p + log_v.sum(-1, keepdim=True), log_weight + ratio.sum(-1, keepdim=True)
             point = point.after(layer, v)
-        v, log_v, ratio, choices = self._prefix(last, point, draws[0, ..., -1, :], context)
-        order = _on_device(last.conditioner.order or (), x.device)
+        v, log_v, ratio, choices = self._prefix(last, point, draws[0, ..., -1, :])
+        order = _on_device(last.conditioner.order or (), draws.device)
         log_p = log_p + _before(log_v, order)
         omega = (log_weight + _before(ratio, order)).exp()
         if self.sum_last:
@@ -174,21 +170,17 @@ class ProposalPrefix(Estimator):
         direct = (omega * rewards).sum(-1)  # the gradient of a learned base, and of what is summed out
         return Loss.of(score + direct, direct)
 
-    def _prefix(
-        self, layer: Layer, point: Point, draws: Tensor, context: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Choices]:
+    def _prefix(self, layer: Layer, point: Point, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Choices]:
         """v ~ rho, log p of it, log p - log rho without gradient, all (..., D), and the generator's choices given v."""
-        choices = None if layer.autoregressive_in_u else layer.generator_choices(point, context)
+        choices = None if layer.autoregressive_in_u else layer.generator_choices(point)
 
         def drawn(v: Tensor) -> Tensor:
-            return choose(
-                self.rho(choices or layer.generator_choices(point, context, v), layer.layout), draws
-            )
+            return choose(self.rho(choices or layer.generator_choices(point, v), layer.layout), draws)
 
         with torch.no_grad():
             v = torch.zeros(draws.shape, dtype=layer.transform.choices.dtype, device=draws.device)
             v = drawn(v) if choices or not draws.is_floating_point() else fixed_point(drawn, v)
-        choices = choices or layer.generator_choices(point, context, v)
+        choices = choices or layer.generator_choices(point, v)
         log_v = choices.log_prob(v)
         return v, log_v, log_v.detach() - self.log_rho(choices, v, layer.layout), choices
 

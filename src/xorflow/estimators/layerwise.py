@@ -73,7 +73,6 @@ class Step:
 
     Attributes:
         flow: the model.
-        context: (B, C) or None.
         draws: those of the whole pass, (S, B, L', D).
         before: where the layer began.
         choices: the distribution of its choices, with graph.
@@ -81,7 +80,6 @@ class Step:
     """
 
     flow: LatentFlow
-    context: Tensor | None
     draws: Tensor
     before: Point
     choices: Choices
@@ -115,21 +113,19 @@ class ByLayer(LayerwiseEstimator):
             What has the gradient in the layer's logits, (B,), and what trains the estimator's own parameters, or None.
         """
 
-    def draw_at(
-        self, layer: Layer, point: Point, noise: Tensor, context: Tensor | None
-    ) -> tuple[Tensor, Choices]:
+    def draw_at(self, layer: Layer, point: Point, noise: Tensor) -> tuple[Tensor, Choices]:
         """What is drawn at a layer, (n, B, D), from its noise (S, B, D), and the distribution that it is drawn from."""
-        u, choices, _ = layer.choose(point, noise[0], context)
+        u, choices, _ = layer.choose(point, noise[0])
         return u.unsqueeze(0), choices
 
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
-        point, steps = flow.start(x), []
+    def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
+        point, steps = start, []
         for index, layer in enumerate(flow.layers[: self.drawn_layers(flow)]):
             assert draws is not None
-            drawn, choices = self.draw_at(layer, point, draws[..., index, :], context)
-            steps.append(Step(flow, context, draws, point, choices, drawn))
+            drawn, choices = self.draw_at(layer, point, draws[..., index, :])
+            steps.append(Step(flow, draws, point, choices, drawn))
             point = point.after(layer, drawn[0])
-        rewards = end_rewards(flow, point, context)  # (B, D)
+        rewards = end_rewards(flow, point)  # (B, D)
         value = rewards.sum(-1)
         estimates = [self.estimate(step, rewards.detach()) for step in steps]
         # the value's own gradient is that of a learned base and, where it is summed out, of the last layer
@@ -138,11 +134,11 @@ class ByLayer(LayerwiseEstimator):
         return Loss.of(surrogate, value, control=torch.stack(controls).sum() if controls else None)
 
 
-def end_rewards(flow: LatentFlow, point: Point, context: Tensor | None) -> Tensor:
+def end_rewards(flow: LatentFlow, point: Point) -> Tensor:
     """The log base probabilities (..., D) at the end of a pass, or expected of the last layer if the pass ends before it."""
     if point.layer == flow.depth:
         return flow.base.log_prob(point.state)
-    choices, outcomes = flow.last_choices(point, context)
+    choices, outcomes = flow.last_choices(point)
     return choices.expectation(outcomes)
 
 

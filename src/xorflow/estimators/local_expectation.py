@@ -101,9 +101,7 @@ class LocalExpectation(ByLayer):
         noise = step.draws[0, ..., step.index, :]
 
         def again(u: Tensor) -> Tensor:
-            return torch.where(
-                kept, changed, choose(step.layer.generator_choices(step.before, step.context, u), noise)
-            )
+            return torch.where(kept, changed, choose(step.layer.generator_choices(step.before, u), noise))
 
         return fixed_point(again, changed)
 
@@ -111,8 +109,8 @@ class LocalExpectation(ByLayer):
         """The rewards after other choices of the layer, all else from the same draws."""
         point = step.after(u)
         later = step.draws[0, ..., point.layer :, :]
-        trace = step.flow.run(point, draws=later, context=step.context, stop=self.drawn_layers(step.flow))
-        return end_rewards(step.flow, trace.end, step.context)
+        trace = step.flow.run(point, draws=later, stop=self.drawn_layers(step.flow))
+        return end_rewards(step.flow, trace.end)
 
 
 def _is_separable(rows: nn.Module) -> bool:

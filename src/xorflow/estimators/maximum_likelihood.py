@@ -11,7 +11,7 @@ from xorflow._distributed import relative_shares
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Estimator, Loss, Target
 from xorflow.estimators.baselines import mean_of_others
-from xorflow.flows import LatentFlow, Mixture
+from xorflow.flows import LatentFlow, Mixture, Point
 
 
 class MaximumLikelihood(Estimator):
@@ -102,36 +102,32 @@ class MaximumLikelihood(Estimator):
                 "one: give split_batch too, or leave soft_targets out"
             )
 
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+    def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
         if self.split_batch:
-            return _mean_of_split_batch(flow, x, context, None)
+            return _mean_of_split_batch(flow, start, None)
         if flow.depth == 1:
-            value = flow.log_marginal_total(flow.start(x), context).mean()
+            value = flow.log_marginal_total(start).mean()
             return Loss.of(value, value)
         assert draws is not None
-        trace = flow.run(x, draws=draws, context=context, stop=flow.depth - 1)
-        log_m = flow.log_marginal_total(trace.end, context)  # (S, B)
+        trace = flow.run(start, draws=draws, stop=flow.depth - 1)
+        log_m = flow.log_marginal_total(trace.end)  # (S, B)
         score = trace.log_p().sum((-1, -2))  # (S, B)
         signal = log_m.detach()
         if self.samples > 1:
             signal = signal - mean_of_others(signal)
         return Loss(surrogate=-(log_m + signal * score).mean(), bound=log_m.detach().mean())
 
-    def soft_target_loss(
-        self, flow: LatentFlow, x: Tensor, context: Tensor | None, probabilities: Tensor
-    ) -> Loss:
+    def soft_target_loss(self, flow: LatentFlow, start: Point, probabilities: Tensor) -> Loss:
         if self.split_batch:
-            return _mean_of_split_batch(flow, x, context, probabilities)
-        value = flow.expected_log_marginal(x, probabilities, context).mean()
+            return _mean_of_split_batch(flow, start, probabilities)
+        value = flow.expected_log_marginal(start, probabilities).mean()
         return Loss.of(value, value)
 
 
-def _mean_of_split_batch(
-    flow: LatentFlow | Mixture, x: Tensor, context: Tensor | None, probabilities: Tensor | None
-) -> Loss:
+def _mean_of_split_batch(flow: LatentFlow | Mixture, start: Point, probabilities: Tensor | None) -> Loss:
     """The mean over components, each estimated by its own part of the rows."""
     assert isinstance(flow, Mixture)
-    components = flow.latent_components()
+    components, x, context = flow.latent_components(), start.x, start.context
     if len(x) < len(components):
         raise ModelError(
             f"split_batch needs a row for each component, and {len(x)} rows came for {len(components)} components; choose "
@@ -142,11 +138,11 @@ def _mean_of_split_batch(
     shares = relative_shares([len(rows) for rows in parts])
     for component, rows, share in zip(components, parts, shares, strict=True):
         part = slice(int(rows[0]), int(rows[-1]) + 1)
-        part_context = None if context is None else context[part]
+        of_part = component.start(x[part], None if context is None else context[part])
         if probabilities is None:
-            values = component.log_marginal_total(component.start(x[part]), part_context)
+            values = component.log_marginal_total(of_part)
         else:
-            values = component.expected_log_marginal(x[part], probabilities[part], part_context)
+            values = component.expected_log_marginal(of_part, probabilities[part])
         means.append(values.mean() * share)
     value = torch.stack(means).mean()
     return Loss.of(value, value)

@@ -15,7 +15,7 @@ from xorflow.errors import ConfigError
 from xorflow.estimators.base import Configured, Target
 from xorflow.estimators.descendants import Drawn, Reach
 from xorflow.estimators.entropy import EntropyBonus
-from xorflow.flows import Choices, LatentFlow, Layer, Trace
+from xorflow.flows import Choices, LatentFlow, Layer, Point, Trace
 from xorflow.flows.choices import GREEDY, Draws, outcomes
 
 
@@ -101,18 +101,16 @@ class Objective(Configured, nn.Module, ABC):
             last: the generator's choices of a layer that is summed out and, if these draw, the posterior's.
         """
 
-    def forward(
-        self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Draws | None, drawn: int
-    ) -> Sampled:
+    def forward(self, flow: LatentFlow, start: Point, draws: Draws | None, drawn: int) -> Sampled:
         """Its terms at draws (S, B, L', D) of the first layers; at the most probable choices without any."""
         draws = GREEDY if draws is None else draws
-        trace = flow.run(x, draws=draws, context=context, stop=drawn, proposal=self.proposal)
+        trace = flow.run(start, draws=draws, stop=drawn, proposal=self.proposal)
         choices: list[Choices] = []
         if drawn < flow.depth:
             layer = flow.layers[-1]
-            choices.append(layer.generator_choices(trace.end, context))
+            choices.append(layer.generator_choices(trace.end))
             if self.proposal == "q":
-                choices.append(layer.posterior_choices(trace.end, context, choices[0]))
+                choices.append(layer.posterior_choices(trace.end, choices[0]))
             rewards = choices[-1].expectation(outcomes(layer.transform, flow.base, trace.end.state))
         else:
             rewards = flow.base.log_prob(trace.end.state)

@@ -19,7 +19,7 @@ from xorflow.estimators.relaxed_states import (
     relaxed_rewards,
     straight_through,
 )
-from xorflow.flows import Choices, LatentFlow
+from xorflow.flows import Choices, LatentFlow, Point
 from xorflow.flows.choices import choose
 
 
@@ -39,17 +39,15 @@ class _ThroughChoices(Estimator):
     def choose(self, choices: Choices, layout: Layout, noise: Tensor | None) -> Relaxed:
         """A layer's choices, from its logits and its noise (S, B, D)."""
 
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
-        value, _ = self.value(flow, x, context, draws)
+    def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
+        value, _ = self.value(flow, start, draws)
         return Loss.of(value, value)
 
-    def value(
-        self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None
-    ) -> tuple[Tensor, list[Choices]]:
+    def value(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> tuple[Tensor, list[Choices]]:
         """log p_Y at the end of the pass, (B,), and the choices that it met."""
-        point, met = RelaxedPoint.of(flow, flow.start(x)), []
+        point, met = RelaxedPoint.of(flow, start), []
         for index, layer in enumerate(flow.layers):
-            choices = layer.generator_choices(point.seen(), context)
+            choices = layer.generator_choices(point.seen())
             noise = None if draws is None else draws[..., index, :]
             point = point.after(flow, self.choose(choices, layer.layout, noise))
             met.append(choices)
@@ -110,8 +108,8 @@ class StraightThrough(_ThroughChoices):
         del noise
         return straight_through(choices.mode(), choices.mean, layout)
 
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
-        value, met = self.value(flow, x, context, draws)
+    def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
+        value, met = self.value(flow, start, draws)
         surrogate = value
         if self.bonus.active:
             surrogate = sum(self.bonus.weigh([c.entropy().sum(-1) for c in met]), start=value)
@@ -202,13 +200,13 @@ class Concrete(StraightThroughGumbel):
         assert noise is not None
         return Relaxed(Choices(_disturbed(choices, layout, noise) / self.tau, layout).mean)
 
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+    def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
         assert draws is not None
-        value, met = self.value(flow, x, context, draws)
+        value, met = self.value(flow, start, draws)
         with torch.no_grad():
-            point = flow.start(x)
+            point = start
             for index, layer in enumerate(flow.layers):
-                choices = layer.generator_choices(point, context) if index else met[0]
+                choices = layer.generator_choices(point) if index else met[0]
                 z = _disturbed(choices, layer.layout, draws[..., index, :])
                 point = point.after(layer, Choices(z, layer.layout).mode())
             bound = flow.base.log_prob(point.state).sum(-1).mean()

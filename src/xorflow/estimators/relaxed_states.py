@@ -12,7 +12,7 @@ are soft.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ def straight_through(integers: Tensor, soft: Tensor, layout: Layout) -> Relaxed:
 class RelaxedPoint:
     """A `Point` whose state and previous choice are relaxed."""
 
-    x: Tensor
+    start: Point
     state: Relaxed
     previous: Relaxed | None = None
     layer: int = 0
@@ -71,17 +71,17 @@ class RelaxedPoint:
         previous = None
         if point.previous is not None:
             previous = Relaxed.of(point.previous, flow.layers[point.layer - 1].layout, flow.dtype)
-        return cls(point.x, Relaxed.of(point.state, flow.base.layout, flow.dtype), previous, point.layer)
+        return cls(point, Relaxed.of(point.state, flow.base.layout, flow.dtype), previous, point.layer)
 
     def seen(self) -> Point:
         """What networks see."""
         previous = None if self.previous is None else self.previous.values
-        return Point(self.x, self.state.values, previous, self.layer)
+        return replace(self.start, state=self.state.values, previous=previous, layer=self.layer)
 
     def after(self, flow: LatentFlow, u: Relaxed) -> RelaxedPoint:
         """The point behind the next layer, where it takes the choice u."""
         layer = flow.layers[self.layer]
-        return RelaxedPoint(self.x, moved(layer, flow.base.layout, self.state, u), u, self.layer + 1)
+        return RelaxedPoint(self.start, moved(layer, flow.base.layout, self.state, u), u, self.layer + 1)
 
 
 def moved(layer: Layer, states: Layout, x: Relaxed, u: Relaxed) -> Relaxed:
@@ -196,18 +196,18 @@ def relaxed_rewards(base: FactorisedBase, y: Tensor, tables: list[Tensor] | None
     return base.layout.joined(rewards)
 
 
-def relaxed_end_rewards(flow: LatentFlow, point: RelaxedPoint, context: Tensor | None) -> Tensor:
+def relaxed_end_rewards(flow: LatentFlow, point: RelaxedPoint) -> Tensor:
     """The log base probabilities (..., D) at the end of a pass, or expected of the last layer if the pass ends before it."""
     if point.layer == flow.depth:
         return relaxed_rewards(flow.base, point.state.values)
-    choices = flow.layers[point.layer].generator_choices(point.seen(), context)
+    choices = flow.layers[point.layer].generator_choices(point.seen())
     mean = Relaxed(choices.mean)
     return relaxed_rewards(
         flow.base, moved(flow.layers[point.layer], flow.base.layout, point.state, mean).values
     )
 
 
-def frozen_choices(layer: Layer, point: Point, context: Tensor | None) -> Choices:
+def frozen_choices(layer: Layer, point: Point) -> Choices:
     """The generator's choices, through which a gradient reaches what the network sees, but not its weights."""
     network = layer.conditioner
     weights = {
@@ -215,7 +215,7 @@ def frozen_choices(layer: Layer, point: Point, context: Tensor | None) -> Choice
         for place, module in network.named_modules()
         for name, parameter in module.named_parameters(recurse=False)
     }
-    logits = functional_call(network, weights, (point.inputs(), context), tie_weights=False)
+    logits = functional_call(network, weights, (point.inputs(), point.context), tie_weights=False)
     return Choices(logits, layer.layout)
 
 

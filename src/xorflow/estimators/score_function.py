@@ -13,7 +13,7 @@ from xorflow.estimators.baselines import Baseline, BaselineInputs, RunningMean, 
 from xorflow.estimators.credit import Credit, Descendants, feature_sums, weighted_score
 from xorflow.estimators.layerwise import LayerwiseEstimator
 from xorflow.estimators.objectives import Bound, Objective, Sampled
-from xorflow.flows import LatentFlow
+from xorflow.flows import LatentFlow, Point
 from xorflow.flows.choices import Draws
 
 
@@ -144,11 +144,11 @@ class ScoreFunction(LayerwiseEstimator):
 
     # ---- the gradient ----
 
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+    def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
         drawn = self.drawn_layers(flow)
 
         def objective_of(chosen: Draws | None) -> Sampled:
-            return self.objective(flow, x, context, chosen, drawn)
+            return self.objective(flow, start, chosen, drawn)
 
         @torch.no_grad()
         def signal_of(chosen: Draws) -> Tensor:
@@ -159,7 +159,7 @@ class ScoreFunction(LayerwiseEstimator):
         scores, samples = [], []
         for chosen, sums in zip(groups, self.sums, strict=True):
             sampled = objective_of(chosen)
-            inputs = BaselineInputs(flow, x, context, sampled.signal, signal_of, another)
+            inputs = BaselineInputs(flow, start, sampled.signal, signal_of, another)
             weights, deviation, stats = self.centred(inputs)
             if deviation is not None:
                 weights = weights / deviation
@@ -240,9 +240,9 @@ class Analytic(Estimator):
     def prepare(self, flow: LatentFlow, total_steps: int | None = None) -> None:
         self.objective.prepare(flow, total_steps)
 
-    def loss(self, flow: LatentFlow, x: Tensor, context: Tensor | None, draws: Tensor | None) -> Loss:
+    def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
         del draws
-        sampled = self.objective(flow, x, context, None, 0)
+        sampled = self.objective(flow, start, None, 0)
         return Loss.of(sampled.direct, sampled.bound)
 
     def update(self, stats: Mapping[str, Tensor]) -> None:

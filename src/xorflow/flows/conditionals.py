@@ -97,7 +97,9 @@ class FlowConditionals(Conditionals):
         self.order = order
 
     def of(self, x: Tensor) -> Tensor:
-        return self._flow.by_feature(self._flow.run(x, draws=GREEDY, context=self._context)).double()
+        return self._flow.by_feature(
+            self._flow.run(self._flow.start(x, self._context), draws=GREEDY)
+        ).double()
 
     def steps(self, batch: int, known: Tensor | None = None) -> Steps:
         order = self.order if known is None else self._beginning_with(known)
@@ -186,8 +188,8 @@ class _FlowSteps(Steps):
 
     def _pass(self) -> tuple[Choices, ...]:
         if self._passed is None:
-            start = Point(self._x, self._x)
-            self._passed = self._flow.run(start, draws=GREEDY, context=self._context).generator
+            start = Point(self._x, self._x, context=self._context)
+            self._passed = self._flow.run(start, draws=GREEDY).generator
         return self._passed
 
 

@@ -23,7 +23,7 @@ from xorflow._cuda import kernels
 from xorflow._math import ENUMERATION_LIMIT, enumerate_states
 from xorflow.bases import FactorisedBase
 from xorflow.conditioners.base import Conditioner, Dependence, Source
-from xorflow.data import validate
+from xorflow.data import Batch, validate
 from xorflow.errors import Intractable, ModelError
 from xorflow.flows.choices import GREEDY, Choices, Draws, log_marginal, log_marginals, outcomes
 from xorflow.flows.conditionals import Conditionals, FlowConditionals
@@ -77,33 +77,26 @@ class Stack(Model):
         layers = [(f"layer {number} of {self.depth}", layer) for number, layer in enumerate(self.layers, 1)]
         return [*super()._rows(), *layers, ("base", self.base)]
 
-    def start(self, x: Tensor) -> Point:
-        """The beginning of a pass, from integers x (..., D)."""
-        x = self.states.integers(x)
-        return Point(x=x, state=x)
-
     def run(
         self,
         start: Tensor | Point,
         *,
         draws: Draws,
-        context: Tensor | None = None,
         stop: int | None = None,
         proposal: Proposal = "p",
     ) -> Trace:
         """Pass from data (integers), or from any point of an earlier pass, towards the base.
 
         Args:
-            start: integers (..., D), or a `Point`.
+            start: integers (..., D), or a `Point`, as `start` makes it of integers and a context.
             draws: (..., L', D) for the L' layers passed; see `Draws`. Choices carry no gradient; log terms do.
-            context: (..., C).
             stop: pass the layers before this one (default: all).
             proposal: whose distribution the choices are drawn from, the generator's p or the posterior's q.
         """
         point = start if isinstance(start, Point) else self.start(start)
         begin, us, generator, posterior = point, [], [], []
         for index, layer in enumerate(list(self.layers)[point.layer : stop]):
-            u, p, q = layer.choose(point, _of_layer(draws, index), context, proposal)
+            u, p, q = layer.choose(point, _of_layer(draws, index), proposal)
             us.append(u)
             generator.append(p)
             posterior.append(q)
@@ -141,7 +134,7 @@ class Stack(Model):
 
     def _step(self, x: Tensor, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
         """x from y by the choices that a guess of x leads to."""
-        us = self.run(x, draws=draws, context=context).us
+        us = self.run(self.start(x, context), draws=draws).us
         for layer, u in zip(reversed(self.layers), reversed(us), strict=True):
             y = layer.transform.to_data(y, u)
         return y
@@ -177,7 +170,7 @@ class Flow(Stack):
         return self
 
     def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return self.by_feature(self.run(x, draws=GREEDY, context=context)).double().sum(-1)
+        return self.by_feature(self.run(self.start(x, context), draws=GREEDY)).double().sum(-1)
 
     def by_feature(self, trace: Trace) -> Tensor:
         return self.base.log_prob(trace.end.state)
@@ -193,7 +186,7 @@ class Flow(Stack):
     def to_base(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """Integers y from integers x, in one pass a layer."""
         x = validate(x, self.categories, allow_empty=True)
-        return self.run(x, draws=GREEDY, context=context).end.state.long()
+        return self.run(self.start(x, context), draws=GREEDY).end.state.long()
 
     @torch.no_grad()
     def to_data(self, y: Tensor, context: Tensor | None = None) -> Tensor:
@@ -243,34 +236,34 @@ class LatentFlow(Stack):
     def greedy(self) -> Flow:
         return Flow(self.layers, self.base)
 
-    def last_generator(self, point: Point, context: Tensor | None) -> Choices:
+    def last_generator(self, point: Point) -> Choices:
         """The last layer's choice at a point before it, for layers whose choices can be summed out."""
         if not self.last_layer_summable:
             raise ModelError(
                 "the last layer is autoregressive in its own u: its choices cannot be summed out"
             )
-        return self.layers[-1].generator_choices(point, context)
+        return self.layers[-1].generator_choices(point)
 
-    def last_choices(self, point: Point, context: Tensor | None) -> tuple[Choices, list[Tensor]]:
+    def last_choices(self, point: Point) -> tuple[Choices, list[Tensor]]:
         """The last layer's choice and the log base probability that each of its values leads to, by group (..., n, U)."""
-        choices = self.last_generator(point, context)
+        choices = self.last_generator(point)
         return choices, outcomes(self.layers[-1].transform, self.base, point.state)
 
-    def log_marginal(self, point: Point, context: Tensor | None = None) -> Tensor:
+    def log_marginal(self, point: Point) -> Tensor:
         r"""The last layer summed out, feature by feature: :math:`\log \sum_{u_d} p(u_d)\, p_d(x_d \ominus u_d)`, (..., D).
 
         At depth 1, from the start, its sum over d is log p(x). Behind the last layer nothing is left to sum: log p_Y(y).
         """
         if point.layer == self.depth:
             return self.base.log_prob(point.state)
-        return self._summed_out(self.last_generator(point, context), point.state)
+        return self._summed_out(self.last_generator(point), point.state)
 
     def _summed_out(self, choices: Choices, state: Tensor) -> Tensor:
         return log_marginal(choices, self.layers[-1].transform, self.base, state)
 
-    def log_marginal_total(self, point: Point, context: Tensor | None = None) -> Tensor:
+    def log_marginal_total(self, point: Point) -> Tensor:
         """`log_marginal` summed over features, (...); for training: one launch each way on a CUDA device."""
-        choices, state = self.last_generator(point, context), point.state
+        choices, state = self.last_generator(point), point.state
         logits, base = choices.logits, self.base.logits
         in_float32 = logits.dtype == base.dtype == torch.float32
         is_plain = self.layers[-1].transform.is_xor and logits.dim() == 2 and logits.shape == state.shape
@@ -278,27 +271,24 @@ class LatentFlow(Stack):
             return kernels.marginal_total(logits, state.to(logits.dtype), base)
         return self._summed_out(choices, state).sum(-1)
 
-    def expected_log_marginal(
-        self, x: Tensor, probabilities: Tensor, context: Tensor | None = None
-    ) -> Tensor:
+    def expected_log_marginal(self, start: Point, probabilities: Tensor) -> Tensor:
         r""":math:`\sum_d E_{x'_d}[\log p(x'_d \mid x_{<d})]` at depth 1, (B,), where :math:`x'_d` is 1 as `probabilities` say.
 
         If x itself was drawn with these probabilities, feature by feature, then its expectation is that of log p(x): what comes
         before a feature says nothing about its own draw.
 
         Args:
-            x: integers (B, D), binary.
+            start: of binary x (B, D).
             probabilities: (B, D).
-            context: (B, C) or None.
         """
-        choices = self.last_generator(self.start(x), context)
-        zeros = x.new_zeros(self.features)
+        choices = self.last_generator(start)
+        zeros = start.x.new_zeros(self.features)
         of_zero, of_one = self._summed_out(choices, zeros), self._summed_out(choices, zeros + 1)
         return torch.lerp(of_zero, of_one, probabilities.to(of_zero)).sum(-1)
 
     def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         if self.has_closed_form:
-            return self.log_marginal(self.start(x), context).double().sum(-1)
+            return self.log_marginal(self.start(x, context)).double().sum(-1)
         return self._enumerated(x, context)
 
     def by_feature(self, trace: Trace) -> Tensor:
@@ -320,12 +310,11 @@ class LatentFlow(Stack):
         u = self._all_choices(stop).unsqueeze(1)  # (T, 1, L', D)
         rows = max(1, ENUMERATION_LIMIT // len(u))  # so that memory is bounded by the limit, not by the batch
         log_likelihoods = []
-        for first in range(0, max(1, len(x)), rows):
-            part = slice(first, first + rows)
-            seen = None if context is None else context[part].unsqueeze(0)
-            trace = self.run(x[part].unsqueeze(0), draws=u, context=seen, stop=stop)
+        for part in Batch(x, context).split(rows):
+            seen = None if part.context is None else part.context.unsqueeze(0)
+            trace = self.run(self.start(part.x.unsqueeze(0), seen), draws=u, stop=stop)
             log_u = trace.log_p().double().sum((-1, -2))  # (T, B)
-            summed = self.log_marginal(trace.end, seen).double().sum(-1)
+            summed = self.log_marginal(trace.end).double().sum(-1)
             log_likelihoods.append(torch.logsumexp(log_u + summed, 0))
         return torch.cat(log_likelihoods)
 

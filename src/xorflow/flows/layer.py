@@ -14,7 +14,7 @@ goes on from there, as a rule for the one pass that confirms it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
 import torch
@@ -40,12 +40,14 @@ class Point:
         state: the running state x^(l).
         previous: u^(l), the choice of the layer just applied (`None` before the first).
         layer: how many layers have been applied.
+        context: what all networks see beside these, (..., C) or None.
     """
 
     x: Tensor
     state: Tensor
     previous: Tensor | None = None
     layer: int = 0
+    context: Tensor | None = None
 
     def inputs(self, own: Tensor | None = None) -> dict[Source, Tensor]:
         """By source, what a conditioner can ask for here."""
@@ -56,7 +58,7 @@ class Point:
 
     def after(self, layer: Layer, u: Tensor) -> Point:
         """The point behind the next layer, which is this one, where it takes the choice u."""
-        return Point(self.x, layer.transform.to_base(self.state, u), u, self.layer + 1)
+        return replace(self, state=layer.transform.to_base(self.state, u), previous=u, layer=self.layer + 1)
 
 
 @dataclass(frozen=True)
@@ -201,39 +203,37 @@ class Layer(nn.Module):
         """Whether p(u) is a chain over features, so that a draw of u needs several passes."""
         return Source.OWN in self.conditioner.sees
 
-    def generator_choices(self, point: Point, context: Tensor | None, own: Tensor | None = None) -> Choices:
+    def generator_choices(self, point: Point, own: Tensor | None = None) -> Choices:
         """p(u | what it sees) at a point of the pass; `own` is u itself, for a layer that sees it."""
-        return Choices(self.conditioner(point.inputs(own), context), self.layout)
+        return Choices(self.conditioner(point.inputs(own), point.context), self.layout)
 
-    def posterior_choices(
-        self, point: Point, context: Tensor | None, generator: Choices | None = None
-    ) -> Choices:
+    def posterior_choices(self, point: Point, generator: Choices | None = None) -> Choices:
         """q(u | what it sees) at a point of the pass; `generator` is p there, if it is known already."""
         if self.posterior is None:
             raise ModelError("this needs a posterior in every layer; build Layer(..., posterior=MLP(...))")
-        logits = self.posterior(point.inputs(), context)
+        logits = self.posterior(point.inputs(), point.context)
         if self.relative:
-            logits = logits + (generator or self.generator_choices(point, context)).logits
+            logits = logits + (generator or self.generator_choices(point)).logits
         return Choices(self._on_support(logits), self.layout)
 
     def choose(
-        self, point: Point, draws: Draws, context: Tensor | None, proposal: Proposal = "p"
+        self, point: Point, draws: Draws, proposal: Proposal = "p"
     ) -> tuple[Tensor, Choices, Choices | None]:
         """u by the draws (..., D) from the proposal, p(u | what it sees) and, if that is the proposal, q(u | what it sees)."""
-        p = None if self.autoregressive_in_u else self.generator_choices(point, context)
-        q = self.posterior_choices(point, context, p) if proposal == "q" else None
+        p = None if self.autoregressive_in_u else self.generator_choices(point)
+        q = self.posterior_choices(point, p) if proposal == "q" else None
         drawn = q or p
-        u = self._choose_in_order(point, draws, context) if drawn is None else choose(drawn, draws)
-        return u, p or self.generator_choices(point, context, u), q
+        u = self._choose_in_order(point, draws) if drawn is None else choose(drawn, draws)
+        return u, p or self.generator_choices(point, u), q
 
     @torch.no_grad()
-    def _choose_in_order(self, point: Point, draws: Draws, context: Tensor | None) -> Tensor:
+    def _choose_in_order(self, point: Point, draws: Draws) -> Tensor:
         """u of a layer that sees its own u: the fixed point of whole vectors with the noise held."""
         choices = self.transform.choices
         if isinstance(draws, Tensor) and not draws.is_floating_point():
             return choices.integers(draws)
         start = torch.zeros_like(point.state, dtype=choices.dtype)
-        return fixed_point(lambda u: choose(self.generator_choices(point, context, u), draws), start)
+        return fixed_point(lambda u: choose(self.generator_choices(point, u), draws), start)
 
     def _on_support(self, logits: Tensor) -> Tensor:
         """Logits that are certain of u = 0, and have no gradient, at features that the layer leaves alone."""
@@ -318,7 +318,7 @@ def _decode(layer: Layer, decoder: Incremental, order: Tensor, base: Tensor, noi
 
 def _step(layer: Layer, x: Tensor, y: Tensor, draws: Draws, context: Tensor | None) -> Tensor:
     """x from y by the choices that a guess of x leads to."""
-    u, *_ = layer.choose(Point(x, x), draws, context)
+    u, *_ = layer.choose(Point(x, x, context=context), draws)
     return layer.transform.to_data(y, u)
 
 

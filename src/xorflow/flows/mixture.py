@@ -99,10 +99,6 @@ class Mixture(Model):
         """Whether every component is a latent flow whose last layer can be summed out."""
         return all(isinstance(flow, LatentFlow) and flow.last_layer_summable for flow in self)
 
-    def start(self, x: Tensor) -> Point:
-        """The beginning of each component's pass, from integers x."""
-        return self.flows[0].start(x)
-
     # ---- what it is itself ----
 
     def _rows(self) -> list[tuple[str, object]]:
@@ -141,9 +137,9 @@ class Mixture(Model):
     def conditionals(self, context: Tensor | None = None) -> Conditionals:
         return MixedConditionals([c.conditionals(context) for c in self], self.log_weights())
 
-    def log_marginal_total(self, point: Point, context: Tensor | None = None) -> Tensor:
+    def log_marginal_total(self, point: Point) -> Tensor:
         """log p(x), (B,), of components that are latent flows in closed form; for training."""
-        return self.combined([flow.log_marginal_total(point, context) for flow in self.latent_components()])
+        return self.combined([flow.log_marginal_total(point) for flow in self.latent_components()])
 
     def latent_components(self) -> list[LatentFlow]:
         """Those that are latent flows; all, if it can be trained."""

@@ -14,8 +14,9 @@ from torch.distributions import Distribution, constraints
 from xorflow._repr import as_table, as_text
 from xorflow._states import Alphabet
 from xorflow.conditioners.base import common_lead
-from xorflow.data import validate
+from xorflow.data import Batch, validate
 from xorflow.errors import DataError, ModelError
+from xorflow.flows.layer import Point
 
 if TYPE_CHECKING:
     from xorflow.flows.conditionals import Conditionals
@@ -88,6 +89,17 @@ class Model(nn.Module, ABC):
     def forward(self, context: Tensor | None = None) -> ModelDistribution:
         """The distribution of x, given `context`, as a `torch.distributions.Distribution`."""
         return ModelDistribution(self, context)
+
+    def start(self, x: Tensor, context: Tensor | None = None) -> Point:
+        """The beginning of a pass, from integers x (..., D) and what networks see beside them, (..., C)."""
+        x = self.states.integers(x)
+        return Point(x, x, context=context)
+
+    def seen(self, context: Tensor | None) -> Tensor | None:
+        """A context that comes along with data, as its networks take it; None if they were made to see none."""
+        if context is None or not self.context_features:
+            return None
+        return context.to(self.device, self.dtype)
 
     @abstractmethod
     def log_likelihood(self, x: Tensor, context: Tensor | None = None) -> Tensor:
@@ -184,12 +196,9 @@ class ModelDistribution(Distribution):
         if a network has any, is on wherever a gradient is taken; under `torch.no_grad()` or after `eval()` the value is exact.
         """
         rows, lead = self._rows(value)
-        context, size = self._rows_of_context(lead), _ROWS_AT_A_TIME
-        log_probs = [
-            self.model.log_likelihood(rows[i : i + size], None if context is None else context[i : i + size])
-            # no rows are one empty batch, which fails where any would
-            for i in range(0, max(1, len(rows)), size)
-        ]
+        # no rows are one empty batch, which fails where any would
+        batches = Batch(rows, self._rows_of_context(lead)).split(_ROWS_AT_A_TIME)
+        log_probs = [self.model.log_likelihood(batch.x, batch.context) for batch in batches]
         return torch.cat(log_probs).reshape(lead)
 
     def log_prob_by_feature(self, value: Tensor) -> Tensor:

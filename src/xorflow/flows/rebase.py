@@ -11,6 +11,7 @@ from torch import Tensor
 from xorflow._states import NEVER
 from xorflow.bases import FactorisedBase
 from xorflow.conditioners.base import Conditioner, Dependence, Source
+from xorflow.data import Batch
 from xorflow.errors import ModelError
 from xorflow.flows.flow import Flow, LatentFlow
 from xorflow.flows.layer import Layer
@@ -77,9 +78,8 @@ def refit_base(
         batch_size: rows passed at a time.
     """
     counts = [torch.zeros(k, dtype=torch.int64, device=flow.device) for k in flow.categories]
-    for begin in range(0, len(x), batch_size):
-        part = slice(begin, begin + batch_size)
-        y = flow.to_base(x[part].to(flow.device), None if context is None else context[part].to(flow.device))
+    for batch in Batch(x, context).split(batch_size):
+        y = flow.to_base(batch.x.to(flow.device), flow.seen(batch.context))
         for count, column in zip(counts, y.unbind(-1), strict=True):
             count += torch.bincount(column, minlength=len(count))
     smoothed = [count.double() + 0.5 for count in counts]

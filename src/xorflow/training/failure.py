@@ -72,7 +72,7 @@ def _first_layer_not_finite(flow: Trainable, data: Split) -> int | None:
     some = torch.arange(min(_ROWS, len(data)), device=data.device)
     batch = data.gather(some, generator=torch.Generator(data.device).manual_seed(0))
     for part in flow if isinstance(flow, Mixture) else [flow]:
-        passed = part.run(batch.x, draws=GREEDY, context=batch.context)
+        passed = part.run(part.start(batch.x, batch.context), draws=GREEDY)
         for number, choices in enumerate(passed.generator, 1):
             if not bool(choices.logits.isfinite().all()):
                 return number

@@ -259,9 +259,8 @@ class Trainer:
             x, context = flow.states.integers(batch.x), batch.context
         count = len(rows) if self.dataset.stream is None else self.batch_size  # of all processes
         draws = self.estimator.draw(flow, count, self.generator)
-        seen = None if context is None or not flow.context_features else context.to(flow.dtype)
         soft = train.probabilities(rows).to(flow.dtype) if self.estimator.takes_soft_targets else None
-        return Minibatch(x, seen, draws, soft)
+        return Minibatch(x, flow.seen(context), draws, soft)
 
     def learn(self, batch: Minibatch, average_weight: float | Tensor) -> None:
         """The rest of a step; weights are changed in place, as all that a step changes."""
@@ -298,10 +297,11 @@ class Trainer:
     def _loss(self, batch: Minibatch) -> Loss:
         """Its surrogate with the second loss in it, if the estimator has one."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.in_bf16):
+            start = self.flow.start(batch.x, batch.context)
             if batch.probabilities is None:
-                loss = self.estimator.loss(self.flow, batch.x, batch.context, batch.draws)
+                loss = self.estimator.loss(self.flow, start, batch.draws)
             else:
-                loss = self.estimator.soft_target_loss(self.flow, batch.x, batch.context, batch.probabilities)
+                loss = self.estimator.soft_target_loss(self.flow, start, batch.probabilities)
         if loss.control is None:
             return loss
         if next(self.estimator.parameters(), None) is None:
