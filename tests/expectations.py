@@ -259,8 +259,8 @@ def one_by_one(estimator: Estimator, flow: LatentFlow, row: int, draws: Tensor) 
     """As `per_draw`, for steps with decisions that `vmap` cannot make."""
     estimator.check(flow)
     estimator.prepare(flow)
-    x, context = state(flow, row), zoo.rows_of_context(flow, 1)
-    return torch.stack([-estimator.loss(flow, x, context, one[:, None]).surrogate for one in draws])
+    start = flow.start(state(flow, row), zoo.rows_of_context(flow, 1))
+    return torch.stack([-estimator.loss(flow, start, one[:, None]).surrogate for one in draws])
 
 
 def local(*layers, learned: bool = False, sharp: float = 2.0, seed: int = 0) -> LatentFlow:

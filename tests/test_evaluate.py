@@ -47,7 +47,7 @@ def all_weights(flow: LatentFlow, proposal: str, stop: int) -> tuple[Tensor, Ten
     context = zoo.context(flow)
     draws = u[:, None].expand(-1, len(x), -1, -1)
     with torch.no_grad():
-        weights = _log_weights(flow, x, context, draws, stop, proposal)
+        weights = _log_weights(flow, flow.start(x, context), draws, stop, proposal)
         if stop == 0:
             return torch.zeros_like(weights), weights
         trace = flow.run(flow.start(x, context), draws=draws, stop=stop, proposal=proposal)
@@ -145,7 +145,7 @@ def test_samples_are_those_of_the_stated_noise(name, sum_last):
     uniforms = philox_uniforms(seed, _IMPORTANCE_STREAM, 0, math.prod(size))
     noise = torch.from_numpy(uniforms).reshape(size).double()
     with torch.no_grad():
-        weights = _log_weights(flow, x, context, noise, stop, "p")
+        weights = _log_weights(flow, flow.start(x, context), noise, stop, "p")
     expected = torch.logsumexp(weights, 0) - math.log(samples)
     of_one = bytes_of_a_draw(flow, stop)
     for memory in (of_one, 3 * of_one, 5 * len(x) * of_one, 2**28):
@@ -357,7 +357,10 @@ def test_rows_and_splits(how):
         (torch.zeros(3, dtype=torch.int64), r"table \(N, D\), and got shape \(3,\)"),
         (torch.full((2, 3), 2), "K = 2"),
         (torch.full((2, 3), 0.5), "integers"),
-        (Split(torch.zeros(2, 4, dtype=torch.uint8)), "flow has 3 features, and the data have 4"),
+        (
+            Split(torch.zeros(2, 4, dtype=torch.uint8)),
+            "D = 3 features, got",
+        ),
         (Split(torch.full((2, 3), 2, dtype=torch.uint8)), "K = 2"),
     ],
 )

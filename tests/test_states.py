@@ -74,7 +74,7 @@ def test_numbers_of_features_come_apart_by_group_and_together_again(sizes, lead)
     parts = layout.split(by_feature)
     for number, (group, part) in enumerate(zip(layout.alphabet.groups, parts, strict=True)):
         assert torch.equal(part, by_feature[..., list(group.features)])
-        assert layout.features(number).tolist() == list(group.features)
+        assert layout.features()[number].tolist() == list(group.features)
     assert torch.equal(layout.joined(parts), by_feature)
 
 

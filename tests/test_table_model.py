@@ -27,6 +27,7 @@ from xorflow import (
 from xorflow.data import Dataset, Split, load
 from xorflow.data.columns import Category, Column, Constant, Number
 from xorflow.data.columns.bins import Tail
+from xorflow.data.columns.tally import Tally
 from xorflow.data.schema import Schema
 from xorflow.table_model import TableModel
 
@@ -48,9 +49,9 @@ def _table() -> pa.Table:
 def _columns(table: pa.Table) -> tuple[Column, ...]:
     number, word, constant = (table.column(name) for name in table.column_names)
     return (
-        Number.fit("number", number),
-        Category.fit("word", word, rare=4),
-        Constant.fit("constant", constant),
+        Number.learn(Tally.of("number", number)),
+        Category.learn(Tally.of("word", word), rare=4),
+        Constant.learn(Tally.of("constant", constant)),
     )
 
 
@@ -186,7 +187,7 @@ def test_samples_have_the_columns_that_came_in_and_the_law_of_the_model() -> Non
 def test_training_teaches_that_something_else_has_its_rate() -> None:
     """Two of 300 words occur once, so that three cells of 300 show "something else"."""
     words = pa.chunked_array([pa.array(["a", "b"] * 149 + ["once", "too"])])
-    schema = Schema((Category.fit("word", words),))
+    schema = Schema((Category.learn(Tally.of("word", words)),))
     codes = schema.shown(schema.encode(pa.table({"word": words})), 0)
     assert (codes == schema.columns[0].unseen).sum() == 3
     flow = _made(schema.categories).float()

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +107,10 @@ class Alphabet:
             groups.append(Group(size, tuple(of_size[size]), groups[-1].logits.stop if groups else 0))
         return tuple(groups)
 
+    def grouped(self, *by_group: Sequence[Any]) -> zip[tuple[Any, ...]]:
+        """Each group, and what there is of it."""
+        return zip(self.groups, *by_group, strict=True)
+
     @property
     def flat(self) -> int:
         """How many logits stand for one state."""
@@ -158,28 +163,24 @@ class Layout(nn.Module):
         self.counts = [len(group.features) for group in alphabet.groups]
         visited = torch.tensor([d for group in alphabet.groups for d in group.features])
         place = visited.argsort() if len(self.counts) > 1 else None
-        self.register_buffer("visited", visited, persistent=False)
-        self.register_buffer("place", place, persistent=False)
+        add_buffers(self, visited=visited, place=place)
 
     def logits(self, packed: Tensor) -> list[Tensor]:
         """By group: (..., n) for bits, and otherwise (..., n, K)."""
         by_group = [packed] if self.place is None else [packed[..., g.logits] for g in self.alphabet.groups]
         return [
             part if group.binary else part.unflatten(-1, (len(group.features), group.size))
-            for group, part in zip(self.alphabet.groups, by_group, strict=True)
+            for group, part in self.alphabet.grouped(by_group)
         ]
 
     def packed(self, by_group: Sequence[Tensor]) -> Tensor:
         """The inverse of `logits`."""
-        flat = [
-            part if group.binary else part.flatten(-2)
-            for group, part in zip(self.alphabet.groups, by_group, strict=True)
-        ]
+        flat = [part if group.binary else part.flatten(-2) for group, part in self.alphabet.grouped(by_group)]
         return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
     def corners(self, integers: Tensor, dtype: torch.dtype) -> Tensor:
         """Integers (..., D) as the corners of relaxed states that they stand for, (..., `flat`)."""
-        by_group = zip(self.alphabet.groups, self.split(integers), strict=True)
+        by_group = self.alphabet.grouped(self.split(integers))
         return self.packed(
             [v.to(dtype) if g.binary else one_hot(v.long(), g.size).to(dtype) for g, v in by_group]
         )
@@ -198,7 +199,7 @@ class Layout(nn.Module):
 
     def summed(self, packed: Tensor) -> Tensor:
         """The sum of each feature's numbers, (..., D)."""
-        by_group = zip(self.alphabet.groups, self.logits(packed), strict=True)
+        by_group = self.alphabet.grouped(self.logits(packed))
         return self.joined([part if group.binary else part.sum(-1) for group, part in by_group])
 
     def spread(self, by_feature: Tensor) -> Tensor:
@@ -211,9 +212,15 @@ class Layout(nn.Module):
         """The layout of the space of some features, on the same device."""
         return Layout(self.alphabet.of(features)).to(self.visited.device)
 
-    def features(self, number: int) -> Tensor:
-        """The features of a group, (n,)."""
-        return self.visited.split(self.counts)[number]
+    def features(self) -> Sequence[Tensor]:
+        """Those of each group, (n,)."""
+        return self.visited.split(self.counts)
+
+
+def add_buffers(module: nn.Module, **buffers: Tensor | None) -> None:
+    """Tensors that follow from the arguments of a module: they go where it goes, and are not saved."""
+    for name, tensor in buffers.items():
+        module.register_buffer(name, tensor, persistent=False)
 
 
 def per_feature(sizes: int | Sequence[int], features: int, name: str) -> tuple[int, ...]:

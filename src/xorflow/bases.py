@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from xorflow._repr import as_call
-from xorflow._states import Alphabet, Layout, by_inversion, per_feature
+from xorflow._states import Alphabet, Layout, add_buffers, by_inversion, per_feature
 from xorflow.errors import ModelError
 
 _LEAST = 1e-300
@@ -63,7 +63,7 @@ class FactorisedBase(nn.Module):
             rows = self._checked(probabilities)
         visited, sizes = self.layout.visited, torch.tensor(self.states.sizes)[self.layout.visited]
         offsets = torch.empty_like(visited).scatter_(0, visited, sizes.cumsum(0) - sizes)
-        self.register_buffer("offsets", offsets, persistent=False)
+        add_buffers(self, offsets=offsets)
         start = self._start_at(rows).to(torch.get_default_dtype())
         self.logits = nn.Parameter(start, requires_grad=learned)
 
@@ -125,9 +125,7 @@ class FactorisedBase(nn.Module):
     def log_table(self) -> list[Tensor]:
         """log p_d(k), by group (n, K)."""
         by_group = self.layout.split(self.logits) if self.tied else self.layout.logits(self.logits)
-        return [
-            self._log_probs(g.size, logits) for g, logits in zip(self.states.groups, by_group, strict=True)
-        ]
+        return [self._log_probs(g.size, logits) for g, logits in self.states.grouped(by_group)]
 
     def log_probs_of(self, feature: int) -> Tensor:
         """log p_d(k) of one feature, (K_d,)."""
@@ -149,17 +147,20 @@ class FactorisedBase(nn.Module):
 
     def log_prob(self, y: Tensor) -> Tensor:
         """log p_d(y_d) for integers y, (..., D)."""
-        groups = zip(self.states.groups, self.log_table(), self.layout.split(y), strict=True)
-        return self.layout.joined(
-            [_bits_of(table, v) if g.binary else _looked_up(table, v) for g, table, v in groups]
-        )
+        values = []
+        for group, table, of_group in self.states.grouped(self.log_table(), self.layout.split(y)):
+            if group.binary:
+                values.append(of_bits(table, of_group))
+            else:
+                values.append(table[torch.arange(len(table), device=table.device), of_group.long()])
+        return self.layout.joined(values)
 
     def log_probs_at(self, states: Sequence[Tensor], alphabet: Alphabet) -> list[Tensor]:
         """log p_d of several states of each feature, (..., n, U) by the groups of an alphabet; int64."""
         values = torch.cat([table.flatten() for table in self.log_table()])
         places = [
             of_group + self.offsets[list(group.features)][:, None]
-            for group, of_group in zip(alphabet.groups, states, strict=True)
+            for group, of_group in alphabet.grouped(states)
         ]
         return [values.index_select(0, place.flatten()).view_as(place) for place in places]
 
@@ -189,10 +190,7 @@ def _even_rest(p0: float, size: int) -> Tensor:
     return row
 
 
-def _bits_of(table: Tensor, y: Tensor) -> Tensor:
+def of_bits(table: Tensor, y: Tensor) -> Tensor:
+    """What a table (n, 2) has for bits y (..., n), or between its entries for relaxed ones."""
     y = y.to(table.dtype)
     return y * table[:, 1] + (1 - y) * table[:, 0]
-
-
-def _looked_up(table: Tensor, y: Tensor) -> Tensor:
-    return table[torch.arange(len(table), device=table.device), y.long()]

@@ -134,8 +134,7 @@ def exact_each(
     if not flows:
         raise ModelError("models are evaluated together, and none were given; give at least one")
     first = flows[0]
-    if len(flows) > 1:
-        check_alike("model", "of one evaluation", flows)
+    check_alike("model", "of one evaluation", flows)
     values: list[list[Tensor]] = [[] for _ in flows]
     rows = min(rows_at_a_time(flow, memory, batch_size) for flow in flows)
     with torch.autocast(first.device.type, dtype=autocast, enabled=autocast is not None):
@@ -408,8 +407,6 @@ def _starts(flow: Model, data: Split | Tensor, context: Tensor | None, size: int
     if len(data) == 0:
         raise DataError("a likelihood needs at least one row, and the data are empty")
     if isinstance(data, Split):
-        if data.features != flow.features:
-            raise DataError(f"this flow has {flow.features} features, and the data have {data.features}")
         # the rows may have been made for more categories
         batches = (replace(batch, x=validate(batch.x, flow.categories)) for batch in data.batches(size))
     else:

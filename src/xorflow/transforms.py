@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from xorflow._repr import as_call
-from xorflow._states import Alphabet, Layout, per_feature
+from xorflow._states import Alphabet, Layout, add_buffers, per_feature
 from xorflow.errors import ModelError
 
 _PAIRS_CHECKED = 2**18
@@ -47,9 +47,8 @@ class Transform(nn.Module, ABC):
                 f"a transform has choices for each of its features, and got {self.choices.features} numbers of choices for "
                 f"{self.states.features} features"
             )
-        tables |= {"sizes": torch.tensor(self.states.sizes), "every": torch.arange(self.states.features)}
-        for name, table in tables.items():
-            self.register_buffer(name, table, persistent=False)
+        every = torch.arange(self.states.features)
+        add_buffers(self, sizes=torch.tensor(self.states.sizes), every=every, **tables)
         self.layout = Layout(self.choices)
         self.is_xor = self._tried()
 
@@ -73,29 +72,26 @@ class Transform(nn.Module, ABC):
 
     def to_base(self, x: Tensor, u: Tensor, features: Tensor | None = None) -> Tensor:
         """Integers y (..., D) from integers x and u (..., D), of all features or of some (b,); in the type of states."""
-        if self.is_xor:
-            return self.states.integers(x) ^ self.choices.integers(u)
-        return self.states.integers(self.value_to_base(x.long(), u.long(), self._of(features)))
+        return self._moved(self.value_to_base, x, u, features)
 
     def to_data(self, y: Tensor, u: Tensor, features: Tensor | None = None) -> Tensor:
         """The inverse: integers x from y and u."""
-        if self.is_xor:
-            return self.states.integers(y) ^ self.choices.integers(u)
-        return self.states.integers(self.value_to_data(y.long(), u.long(), self._of(features)))
+        return self._moved(self.value_to_data, y, u, features)
 
-    def _of(self, features: Tensor | None) -> Tensor:
-        return self.every if features is None else features
+    def _moved(
+        self, by: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, u: Tensor, features: Tensor | None
+    ) -> Tensor:
+        if self.is_xor:
+            return self.states.integers(x) ^ self.choices.integers(u)
+        return self.states.integers(by(x.long(), u.long(), self.every if features is None else features))
 
     def reached(self, x: Tensor) -> list[Tensor]:
         """The states y = to_base(x, u) that each choice leads to, by group of choices (..., n, U), int64."""
-        values = self.layout.split(x)
         return [
             self.value_to_base(
-                values[number].long().unsqueeze(-1),
-                torch.arange(group.size, device=x.device),
-                self.layout.features(number)[:, None],
-            ).expand(*values[number].shape, group.size)  # one that never looks at u gives one y for all
-            for number, group in enumerate(self.choices.groups)
+                values.long().unsqueeze(-1), torch.arange(group.size, device=x.device), d[:, None]
+            ).expand(*values.shape, group.size)  # one that never looks at u gives one y for all
+            for group, values, d in self.choices.grouped(self.layout.split(x), self.layout.features())
         ]
 
     def keeps(self, features: Tensor) -> bool:

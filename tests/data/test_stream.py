@@ -13,6 +13,7 @@ import torch
 from xorflow.data import Dataset, load
 from xorflow.data import stream as module
 from xorflow.data.columns import Category, Column
+from xorflow.data.columns.tally import Tally
 from xorflow.data.stream import Stream
 from xorflow.errors import ConfigError, DataError, UserError
 
@@ -107,7 +108,7 @@ def test_processes_share_row_groups(rows: Path, shown: None) -> None:
 
 def test_rows_show_what_was_never_seen_at_its_rate() -> None:
     """200 batches of 1,000 rows: the count is binomial, so within five standard deviations."""
-    column = Category.fit("word", pa.array(["a", "b"] * 40 + ["c"]))
+    column = Category.learn(Tally.of("word", pa.array(["a", "b"] * 40 + ["c"])))
     codes, generator = np.zeros(200_000, np.int64), np.random.default_rng(0)
     for part in np.array_split(codes, 200):
         column.show_unseen(part, generator)

@@ -129,9 +129,9 @@ def test_the_control_reaches_alpha_alone_and_the_surrogate_the_flow(name):
     assert loss.control is not None
     reached = torch.autograd.grad(loss.control, trainable(flow), retain_graph=True, allow_unused=True)
     assert all(g is None for g in reached)
-    (own,) = torch.autograd.grad(loss.control, estimator.alpha)
+    (own,) = torch.autograd.grad(loss.control, estimator.alphas)
     assert float(own.abs().min()) > 0
-    assert torch.autograd.grad(loss.surrogate, estimator.alpha, allow_unused=True) == (None,)
+    assert torch.autograd.grad(loss.surrogate, estimator.alphas, allow_unused=True) == (None,)
 
 
 def test_the_control_is_the_mean_square_of_the_gradient_in_the_logits():
@@ -147,7 +147,7 @@ def test_the_control_is_the_mean_square_of_the_gradient_in_the_logits():
     values = []
     for alpha in (0.0, 0.5, 1.0, 1.5):
         with torch.no_grad():
-            estimator.alpha.fill_(alpha)
+            estimator.alphas.fill_(alpha)
         values.append(float(controls(flow, estimator, many).detach()))
     assert values[2] == min(values)
 
@@ -161,5 +161,5 @@ def test_bad_options(options, words):
 def test_bad_flows():
     with pytest.raises(ModelError, match="must not see its own u"):
         DoubleCV(sum_last=True)(zoo.make("D4 own"), torch.zeros(1, 4, dtype=torch.int64))
-    with pytest.raises(ModelError, match="the control variate without parameters; use analytic"):
+    with pytest.raises(ModelError, match="the control variate of DoubleCV without parameters; use analytic"):
         DoubleCV(sum_last=True)(zoo.make("D2"), torch.zeros(1, 2, dtype=torch.int64))

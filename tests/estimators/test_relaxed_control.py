@@ -196,7 +196,7 @@ def test_preparing_again_changes_nothing():
     kept = dict(estimator.named_parameters())
     estimator.prepare(flow)
     assert all(parameter is kept[name] for name, parameter in estimator.named_parameters())
-    assert kept["eta"].shape == kept["log_tau"].shape == (3,)
+    assert kept["etas"].shape == kept["log_taus"].shape == (3,)
 
 
 # refusals
@@ -216,7 +216,7 @@ def test_a_control_variate_without_parameters_is_refused():
     with pytest.raises(ConfigError, match="without one it has no parameters, and the estimator is rebar"):
         Relax(hidden=0)
     with pytest.raises(
-        ModelError, match="leaves nothing to draw, and REBAR's control variate without parameters"
+        ModelError, match="leaves nothing to draw, and the control variate of Rebar without parameters"
     ):
         Rebar(sum_last=True)(zoo.make("D2"), torch.zeros(1, 2, dtype=torch.int64))
 

@@ -170,7 +170,7 @@ def test_separate_choices_of_location_and_scale_would_be_biased():
 def test_layers_that_see_their_own_choices_are_refused(name):
     flow = zoo.make(name)
     with pytest.raises(
-        ModelError, match=r"straight-through takes gradients .* sees its own u; use score-function"
+        ModelError, match=r"StraightThrough takes gradients .* sees its own u; use score-function"
     ):
         StraightThrough()(flow, all_states(flow.states.sizes))
 

@@ -74,7 +74,7 @@ def test_own_parameters_are_trained_and_lessen_the_second_loss(bits: Path, estim
     for parameter in run.flow.parameters():
         parameter.requires_grad_(False)
     with torch.no_grad():  # far from where they should be
-        getattr(own, "alpha", getattr(own, "eta", None)).fill_(3.0)
+        getattr(own, "alphas", getattr(own, "etas", None)).fill_(3.0)
     before = {name: p.detach().clone() for name, p in own.named_parameters()}
     values = [mean_control(run)]
     run.train()

@@ -29,6 +29,10 @@ class Source(StrEnum):
     X = "x"  # the data
 
 
+BySource = Mapping[Source, Tensor]
+"""What a network is given."""
+
+
 class Dependence(StrEnum):
     """Which entries of an input the logits of feature d may depend on."""
 
@@ -45,8 +49,10 @@ class Incremental(ABC):
     trial's values are final too, but perhaps for the block's last feature, on which none of the block's logits depend.
     """
 
-    blocks: Sequence[slice]
-    """Ranks that are taken together, in the order of the features."""
+    def __init__(self, net: Conditioner, size: int = 1) -> None:
+        self.order, features = net.visited, net.features
+        # ranks that are taken together
+        self.blocks = [slice(first, min(first + size, features)) for first in range(0, features, size)]
 
     @abstractmethod
     def logits(self, block: slice, x: Tensor) -> Tensor:
@@ -108,8 +114,14 @@ class Conditioner(nn.Module, ABC):
             raise ModelError(f"context is the number of context features, at least 0, and got {context}")
         self.context_features = context
 
+    @property
+    def visited(self) -> tuple[int, ...]:
+        """The ordering of a network that has one."""
+        assert self.order is not None, "this network has no ordering"
+        return self.order
+
     @abstractmethod
-    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor: ...
+    def forward(self, inputs: BySource, context: Tensor | None = None) -> Tensor: ...
 
     def start_at(self, logits: Tensor) -> None:
         """Set the output biases, so that a network of small weights begins near these packed logits (flat,).
@@ -117,17 +129,23 @@ class Conditioner(nn.Module, ABC):
         One that is fitted does not begin anywhere.
         """
 
+    def declared(self) -> dict[str, Any]:
+        """What it is of and sees, as a constructor takes it."""
+        return {
+            "categories": self.states.short(),
+            "choices": self.choices.short(),
+            "context": self.context_features,
+            "order": self.order,
+            "sees": {str(source): str(dependence) for source, dependence in self.sees.items()},
+        }
+
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, from which a checkpoint builds it again: as JSON, or conditioners themselves.
 
         Those of this class are known; others are attributes of their names.
         """
-        known: dict[str, Any] = {
-            "categories": self.states.short(),
-            "choices": self.choices.short(),
-            "context": self.context_features,
+        known = self.declared() | {
             "order": self._named_order,
-            "sees": {str(source): str(dependence) for source, dependence in self.sees.items()},
             "mask": None if self.mask is None else self.mask.tolist(),
         }
         names = inspect.signature(type(self)).parameters
@@ -168,9 +186,7 @@ class Conditioner(nn.Module, ABC):
         """Which values a source has."""
         return self.choices if source in (Source.PREVIOUS, Source.OWN) else self.states
 
-    def states_of(
-        self, inputs: Mapping[Source, Tensor], context: Tensor | None
-    ) -> tuple[list[Tensor], Tensor | None]:
+    def states_of(self, inputs: BySource, context: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
         """What it sees by source, and the context, with one leading shape."""
         self._check_context(context)
         given = [inputs[source] for source in self.sees] + ([] if context is None else [context])

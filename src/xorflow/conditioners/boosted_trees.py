@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xorflow._states import Layout
-from xorflow.conditioners.base import Conditioner, Incremental, Sizes, Source
-from xorflow.conditioners.boosting import LEAVES, Boosting, Forest, boosted
+from xorflow._states import Layout, add_buffers
+from xorflow.conditioners.base import BySource, Conditioner, Incremental, Sizes
+from xorflow.conditioners.boosting import LEAVES, Boosting, Column, Splits, boosted
 from xorflow.conditioners.orderings import Order, ranks
 from xorflow.errors import CheckpointError, DataError, ModelError
 
@@ -44,6 +44,7 @@ class BoostedTrees(Conditioner):
         trees: how many each logit has, in the packed layout (flat,); none before `fit`.
         splits: how many different ones of each feature the trees use, (D,); none before `fit`.
 
+    >>> from xorflow.conditioners import Source
     >>> x = torch.tensor([[0, 0], [1, 1]]).repeat(50, 1)
     >>> net = BoostedTrees(2).fit(x, x)
     >>> (net({Source.STATE: x[:2]})[:, 1] > 0).tolist()
@@ -83,7 +84,7 @@ class BoostedTrees(Conditioner):
         self.register_buffer("kept", torch.full((count, _NODES), _ALL, dtype=torch.uint8))
         self.register_buffer("values", torch.zeros(count, LEAVES))
         lowest = [(byte & -byte).bit_length() - 1 for byte in range(1, _ALL + 1)]
-        self.register_buffer("lowest", torch.tensor([0, *lowest], dtype=torch.int32), persistent=False)
+        add_buffers(self, lowest=torch.tensor([0, *lowest], dtype=torch.int32))
 
     def _shape(self, trees: Sequence[int], splits: Sequence[int]) -> None:
         """How many of each there are, and whose."""
@@ -98,12 +99,8 @@ class BoostedTrees(Conditioner):
         owners = torch.arange(self.features).repeat_interleave(torch.tensor(self.splits))
         sizes = torch.tensor(self.states.sizes)[owners]
         of_logits = torch.arange(self.states.flat).repeat_interleave(torch.tensor(self.trees))
-        for name, index in (
-            ("split_features", owners),
-            ("first_values", sizes.cumsum(0) - sizes),
-            ("owners", of_logits),
-        ):
-            self.register_buffer(name, index.int(), persistent=False)
+        firsts = (sizes.cumsum(0) - sizes).int()
+        add_buffers(self, split_features=owners.int(), first_values=firsts, owners=of_logits.int())
         self._first_trees = [0, *np.cumsum(self.trees).tolist()]
         self._first_splits = [0, *np.cumsum(self.splits).tolist()]
 
@@ -130,49 +127,36 @@ class BoostedTrees(Conditioner):
                 raise DataError(
                     f"trees are fitted to rows of {self.features} features, and got shape {tuple(rows.shape)}"
                 )
-        assert self.order is not None
-        forest = boosted(
+        columns, splits = boosted(
             x.cpu().numpy(),
             validation.cpu().numpy(),
             self.states.sizes,
-            self.order,
+            self.visited,
             self.ordered,
             settings or Boosting(),
             threads or torch.get_num_threads(),
             stopping or Event(),
         )
-        self._take(forest)
+        self._take(columns, splits)
         return self
 
-    def _take(self, forest: Forest) -> None:
-        """The trees of a forest, arranged as logits are."""
-        positions = self.states.first_logits
-        trees = [0] * self.states.flat
-        for column, of_column in enumerate(forest.columns):
-            for number, of_logit in enumerate(of_column.trees):
-                trees[positions[column] + number] = len(of_logit)
-        device, like = self.levels.device, self.levels
-        self._shape(trees, [len(of_feature) for of_feature in forest.splits])
-        in_order = [
-            tree
-            for group in self.states.groups
-            for d in group.features
-            for of_logit in forest.columns[d].trees
-            for tree in of_logit
-        ]
-        levels = [forest.columns[d].levels for group in self.states.groups for d in group.features]
-        first = torch.tensor(self._first_splits)[:-1]
-        nodes = np.array([[(d, n) for d, n in tree.nodes] for tree in in_order], dtype=np.int64)
-        places = torch.from_numpy(nodes.reshape(-1, _NODES, 2))
-        self.levels = torch.from_numpy(np.concatenate(levels)).to(like)
-        sets = [entry for of_feature in forest.splits for entry in of_feature]
-        self.goes_left = torch.from_numpy(np.concatenate([np.zeros(0, bool), *sets])).to(device)
-        self.nodes = (first[places[..., 0]] + places[..., 1]).int().to(device)
-        kept = np.array([tree.kept for tree in in_order], dtype=np.uint8).reshape(-1, _NODES)
-        self.kept = torch.from_numpy(kept).to(device)
-        values = np.array([tree.values for tree in in_order], dtype=np.float64).reshape(-1, LEAVES)
-        self.values = torch.from_numpy(values).to(like)
-        self.to(device)
+    def _take(self, columns: Mapping[int, Column], splits: Splits) -> None:
+        """Trees of each column, arranged as logits are."""
+        in_order = [columns[d] for group in self.states.groups for d in group.features]
+        by_logit = [of_logit for column in in_order for of_logit in column.trees]
+        self._shape([len(of_logit) for of_logit in by_logit], [len(of_feature) for of_feature in splits])
+        trees = [tree for of_logit in by_logit for tree in of_logit]
+        like, size = self.levels, (len(trees), _NODES)
+        nodes = torch.tensor([tree.nodes for tree in trees], dtype=torch.int64).reshape(*size, 2)
+        places = torch.tensor(self._first_splits)[nodes[..., 0]] + nodes[..., 1]
+        goes_left = np.frombuffer(b"".join(key for of_feature in splits for key in of_feature), np.bool_)
+        values = torch.tensor([tree.values for tree in trees], dtype=torch.float64)
+        self.levels = torch.from_numpy(np.concatenate([column.levels for column in in_order])).to(like)
+        self.goes_left = torch.from_numpy(goes_left.copy())
+        self.nodes = places.int()
+        self.kept = torch.tensor([tree.kept for tree in trees], dtype=torch.uint8).reshape(size)
+        self.values = values.reshape(len(trees), LEAVES).to(like)
+        self.to(like.device)
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -180,12 +164,11 @@ class BoostedTrees(Conditioner):
 
     def _check(self) -> None:
         """Raise `CheckpointError` unless every tree sees no more than it may."""
-        assert self.order is not None
         if not len(self.nodes):
             return
         legal = bool(((self.nodes >= 0) & (self.nodes < len(self.split_features))).all())
         if legal:
-            rank = ranks(self.order).to(self.nodes.device)
+            rank = ranks(self.visited).to(self.nodes.device)
             seen = rank[self.split_features[self.nodes.long()].long()]
             visited = rank[self.states.logit_features.to(rank.device)[self.owners.long()]]
             legal = bool(((seen < visited[:, None]) | (self.kept == _ALL)).all())
@@ -195,7 +178,7 @@ class BoostedTrees(Conditioner):
                 "restore the file of weights, or train again"
             )
 
-    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
+    def forward(self, inputs: BySource, context: Tensor | None = None) -> Tensor:
         (state,), _ = self.states_of(inputs, context)
         if state.is_floating_point():
             state = self._nearest(state)
@@ -210,7 +193,7 @@ class BoostedTrees(Conditioner):
 
     def _nearest(self, relaxed: Tensor) -> Tensor:
         layout = Layout(self.states).to(relaxed.device)
-        weights = zip(self.states.groups, layout.logits(relaxed), strict=True)
+        weights = self.states.grouped(layout.logits(relaxed))
         return layout.joined([(each > 0.5).long() if g.binary else each.argmax(-1) for g, each in weights])
 
     def left(self, x: Tensor, splits: slice) -> Tensor:
@@ -257,21 +240,20 @@ class IncrementalTrees(Incremental):
     """
 
     def __init__(self, net: BoostedTrees, batch: int) -> None:
-        assert net.order is not None
-        self.blocks = [slice(rank, rank + 1) for rank in range(net.features)]
-        self._net, self._order = net, net.order
+        super().__init__(net)
+        self._net = net
         count = len(net.split_features)
         self._left = torch.zeros(count, batch, dtype=torch.uint8, device=net.levels.device)
 
     def logits(self, block: slice, x: Tensor) -> Tensor:
         del x  # a feature alone in its block
-        states, feature = self._net.states, self._order[block.start]
+        states, feature = self._net.states, self.order[block.start]
         first = states.first_logits[feature]
         each = 1 if states.sizes[feature] == 2 else states.sizes[feature]
         return self._net.logits(self._left, slice(first, first + each))
 
     def update(self, block: slice, x: Tensor) -> None:
-        feature = self._order[block.start]
+        feature = self.order[block.start]
         splits = self._net.splits_of(feature)
         column = x.T.expand(self._net.features, -1)
         self._left[splits] = self._net.left(column, splits)

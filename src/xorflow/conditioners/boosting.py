@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from threading import Event
 from typing import Any
@@ -62,22 +62,8 @@ class Column:
     trees: list[list[Tree]]
 
 
-@dataclass
-class Forest:
-    """The columns, and of each feature the splits: which of its values go left."""
-
-    columns: list[Column]
-    splits: list[list[NDArray[np.bool_]]]
-    numbers: list[dict[bytes, int]] = field(default_factory=list)
-
-    def number(self, feature: int, goes_left: NDArray[np.bool_]) -> int:
-        """Of a split among those of its feature."""
-        numbers = self.numbers[feature]
-        key = goes_left.tobytes()
-        if key not in numbers:
-            numbers[key] = len(numbers)
-            self.splits[feature].append(goes_left)
-        return numbers[key]
+Splits = list[dict[bytes, int]]
+"""Of each feature the splits, numbered: which of its values go left, as the bytes of booleans."""
 
 
 def boosted(
@@ -89,8 +75,8 @@ def boosted(
     settings: Boosting,
     threads: int,
     stopping: Event,
-) -> Forest:
-    """Trees for each column, on the columns before it in an ordering."""
+) -> tuple[dict[int, Column], Splits]:
+    """Trees for each column, on the columns before it in an ordering, and the splits that they use."""
     visited = list(order)
     # arranged by the ordering, column after column, so that those before one lie together
     train, other = (np.asfortranarray(rows[:, visited].astype(np.float32)) for rows in (x, validation))
@@ -114,17 +100,16 @@ def boosted(
     with ThreadPoolExecutor(threads) as pool:
         mine = range(distributed.rank(), len(sizes), distributed.process_count())
         fitted = _of_all(list(pool.map(of_rank, mine)), len(sizes))
-    forest = Forest([], [[] for _ in sizes], [{} for _ in sizes])
     columns: dict[int, Column] = {}
+    splits: Splits = [{} for _ in sizes]
     for d, seen, (levels, texts) in zip(visited, before, fitted, strict=True):
         logits = 1 if sizes[d] == 2 else sizes[d]
         trees: list[list[Tree]] = [[] for _ in range(logits)]
         for number, text in enumerate(texts):
             if int(text["num_leaves"][0]) > 1:
-                trees[number % logits].append(_tree(text, forest, [visited[rank] for rank in seen], sizes))
+                trees[number % logits].append(_tree(text, splits, [visited[rank] for rank in seen], sizes))
         columns[d] = Column(levels[1:] - levels[0] if logits == 1 else levels, trees)
-    forest.columns.extend(columns[d] for d in range(len(sizes)))
-    return forest
+    return columns, splits
 
 
 _Fitted = tuple[NDArray[np.float64], list[dict[str, list[str]]]]
@@ -245,7 +230,7 @@ def _lightgbm() -> Any:
     return lightgbm
 
 
-def _tree(text: dict[str, list[str]], forest: Forest, seen: Sequence[int], sizes: Sequence[int]) -> Tree:
+def _tree(text: dict[str, list[str]], splits: Splits, seen: Sequence[int], sizes: Sequence[int]) -> Tree:
     """A described tree of some features, with its leaves renumbered from left to right."""
     children = [[*map(int, text[side])] for side in ("left_child", "right_child")]
     kept, values = [2**LEAVES - 1] * (LEAVES - 1), [0.0] * LEAVES
@@ -265,7 +250,8 @@ def _tree(text: dict[str, list[str]], forest: Forest, seen: Sequence[int], sizes
     nodes = []
     for node, place in enumerate(map(int, text["split_feature"])):
         feature = seen[place]
-        nodes.append((feature, forest.number(feature, _goes_left(text, node, sizes[feature]))))
+        numbers, goes_left = splits[feature], _goes_left(text, node, sizes[feature]).tobytes()
+        nodes.append((feature, numbers.setdefault(goes_left, len(numbers))))
     return Tree(nodes + nodes[:1] * (LEAVES - 1 - len(nodes)), kept, values)
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import dropout, embedding_bag, linear
 from xorflow import _devices as devices
 from xorflow._cuda import kernels
 from xorflow._math import Function
-from xorflow._states import Alphabet, Layout
+from xorflow._states import Alphabet, Layout, add_buffers
 from xorflow.errors import ModelError
 
 _BLOCKS = 8
@@ -166,7 +166,7 @@ class Masked(nn.Module):
     def keep_to(self, mask: Tensor) -> None:
         """Take a mask for the weight; one that forbids nothing is none."""
         kept = None if mask.all() else mask.to(self.weight.dtype).contiguous()
-        self.register_buffer("mask", kept, persistent=False)
+        add_buffers(self, mask=kept)
         self.apply_mask()
 
     @torch.no_grad()
@@ -203,7 +203,7 @@ class MaskedLinear(Masked, nn.Linear):
         super().__init__(mask.shape[1], mask.shape[0], bias=bias)
         self.keep_to(mask)
         seen = None if self.mask is None else prefix_lengths(mask)
-        self.register_buffer("seen", seen, persistent=False)
+        add_buffers(self, seen=seen)
         self.bands = staircase_bands(seen) if bias and mask.numel() >= _WORTH_CUTTING else None
 
     def forward(self, input: Tensor, rectify: bool = False) -> Tensor:
@@ -290,9 +290,7 @@ class Reader(nn.Module):
         self.sources = list(torch.arange(len(sizes)).split([alphabet.features for alphabet in alphabets]))
         packed = torch.cat([self.positions(number) for number in range(len(alphabets))]).argsort()
         first = torch.tensor(self.alphabet.first_logits)[others] - len(bits)
-        for name, index in (("bits", bits), ("others", others), ("first", first), ("packed", packed)):
-            self.register_buffer(name, index, persistent=False)
-        self.register_buffer("arrange", None, persistent=False)
+        add_buffers(self, bits=bits, others=others, first=first, packed=packed, arrange=None)
 
     def positions(self, source: int) -> Tensor:
         """Where the packed logits of a source lie among those of all."""

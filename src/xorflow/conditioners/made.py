@@ -16,7 +16,8 @@ from torch.nn.functional import relu
 
 from xorflow import _devices as devices
 from xorflow._cuda import kernels
-from xorflow.conditioners.base import Conditioner, Dependence, Incremental, Sizes, Source
+from xorflow._states import add_buffers
+from xorflow.conditioners.base import BySource, Conditioner, Dependence, Incremental, Sizes, Source
 from xorflow.conditioners.linear import Dropout, InputLayer, MaskedLinear, Reader
 from xorflow.conditioners.orderings import Order, ranks
 from xorflow.errors import ModelError
@@ -66,8 +67,7 @@ class Perceptron(nn.Module):
         dense, arrange = inputs[: reader.dense].sort(stable=True)
         out, places = out.sort(stable=True)
         self.reader, reader.arrange = reader, _unless_identity(arrange)
-        self.register_buffer("places", places, persistent=False)
-        self.register_buffer("rearrange", _unless_identity(places.argsort()), persistent=False)
+        add_buffers(self, places=places, rearrange=_unless_identity(places.argsort()))
         self.degrees = [dense, *between, out]
         inputs = torch.cat([dense, inputs[reader.dense :]])
         first, *masks = (
@@ -142,7 +142,7 @@ class FeedForward(Conditioner):
 
     net: Perceptron
 
-    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
+    def forward(self, inputs: BySource, context: Tensor | None = None) -> Tensor:
         return self.net(*self.states_of(inputs, context))
 
     def start_at(self, logits: Tensor) -> None:
@@ -199,8 +199,7 @@ class MADE(FeedForward):
         if Dependence.COUPLED in self.sees.values():
             raise ModelError("MADE sees its inputs by an ordering, not by a mask; use Coupling for a mask")
         self.hidden, self.direct = tuple(hidden), direct and bool(hidden)
-        assert self.order is not None
-        reader, rank = Reader([self.alphabet(source) for source in self.sees], context), ranks(self.order)
+        reader, rank = Reader([self.alphabet(source) for source in self.sees], context), ranks(self.visited)
         # the smallest degree of a unit that may see each input
         least = {
             Dependence.BEFORE: rank + 1,
@@ -252,9 +251,8 @@ class IncrementalMADE(Incremental):
 
     @torch.no_grad()
     def __init__(self, made: MADE, batch: int, context: Tensor | None, size: int) -> None:
-        assert made.order is not None
-        self.blocks = [slice(i, min(i + size, made.features)) for i in range(0, made.features, size)]
-        self._made, self._order, self._context = made, made.order, context
+        super().__init__(made, size)
+        self._made, self._context = made, context
         self._degrees = [degrees.tolist() for degrees in made.net.degrees]
         self._weights = [layer.weight.detach() for layer in made.net.linear]
         self._entry = _weights_of(made.net.entry)
@@ -263,9 +261,9 @@ class IncrementalMADE(Incremental):
         # what is known so far of each unit before its activation
         self._sums = [layer.bias.expand(batch, -1).clone() for layer in made.net.linear]
         alphabet = made.net.reader.alphabet
-        sizes = torch.tensor([alphabet.sizes[d] for d in self._order], device=self._sums[0].device)
+        sizes = torch.tensor([alphabet.sizes[d] for d in self.order], device=self._sums[0].device)
         self._is_bit = sizes == 2
-        firsts = torch.tensor([alphabet.first_logits[d] for d in self._order], device=sizes.device)
+        firsts = torch.tensor([alphabet.first_logits[d] for d in self.order], device=sizes.device)
         self._first_rows = firsts - self._is_bit.sum()
         if context is None:
             context = self._sums[0].new_empty(batch, 0)
@@ -288,7 +286,7 @@ class IncrementalMADE(Incremental):
         out = self._entered(self._last, units, values, below)
         if len(self._made.choices.groups) == 1:
             return out
-        packed = self._made.choices.of(self._order[block]).logit_features
+        packed = self._made.choices.of(self.order[block]).logit_features
         return out[:, packed.argsort(stable=True).argsort().to(out.device)]
 
     def update(self, block: slice, x: Tensor) -> None:

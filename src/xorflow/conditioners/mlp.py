@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from xorflow.conditioners.base import Conditioner, Sizes, Source
+from xorflow._states import add_buffers
+from xorflow.conditioners.base import BySource, Conditioner, Sizes, Source
 from xorflow.conditioners.linear import Reader
 from xorflow.conditioners.made import FeedForward, Perceptron
 from xorflow.conditioners.orderings import coupling_mask
@@ -102,16 +103,15 @@ class Diagonal(Conditioner):
             inputs.append(rows.repeat_interleave(len(columns)))
             outputs.append(columns.repeat(len(rows)))
             count += len(inputs[-1])
-        buffers = {"inputs": torch.cat(inputs), "outputs": torch.cat(outputs), "first": first, "step": step}
-        for name, index in (buffers | {"owners": out.logit_features}).items():
-            self.register_buffer(name, index, persistent=False)
+        pairs = {"inputs": torch.cat(inputs), "outputs": torch.cat(outputs)}
+        add_buffers(self, **pairs, first=first, step=step, owners=out.logit_features)
         self.slope = nn.Parameter(0.01 * torch.randn(count))
         self.level = nn.Parameter(torch.zeros(out.flat))
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"sees": str(self._source)}
 
-    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
+    def forward(self, inputs: BySource, context: Tensor | None = None) -> Tensor:
         self._check_context(context)
         state = inputs[self._source]
         if state.is_floating_point():
@@ -180,13 +180,16 @@ class Coupling(Conditioner):
         self.shape, self.flip = None, False  # a checkpoint keeps the mask itself
         self.hidden = tuple(hidden)
         seen, moved = self.mask.nonzero()[:, 0].tolist(), (~self.mask).nonzero()[:, 0].tolist()
-        self.register_buffer("seen", torch.tensor(seen), persistent=False)
-        self.register_buffer("seen_logits", self.states.positions(seen), persistent=False)
-        self.register_buffer("moved_logits", self.choices.positions(moved), persistent=False)
-        self.register_buffer("identity", self.choices.certain_zero(), persistent=False)
+        add_buffers(
+            self,
+            seen=torch.tensor(seen),
+            seen_logits=self.states.positions(seen),
+            moved_logits=self.choices.positions(moved),
+            identity=self.choices.certain_zero(),
+        )
         self.net = Perceptron(Reader([self.states.of(seen)], context), self.hidden, len(self.moved_logits))
 
-    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
+    def forward(self, inputs: BySource, context: Tensor | None = None) -> Tensor:
         (state,), context = self.states_of(inputs, context)
         visible = state.index_select(-1, self.seen_logits if state.is_floating_point() else self.seen)
         out = self.net([visible], context)

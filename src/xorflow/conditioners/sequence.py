@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -12,8 +12,8 @@ from torch.nn.functional import linear
 
 from xorflow._cuda import decoding
 from xorflow._cuda.decoding import Capturable
-from xorflow._states import Alphabet, Layout
-from xorflow.conditioners.base import Conditioner, Dependence, Incremental, Sizes, Source
+from xorflow._states import Alphabet, Layout, add_buffers
+from xorflow.conditioners.base import BySource, Conditioner, Dependence, Incremental
 from xorflow.conditioners.linear import Dropout, bag
 from xorflow.conditioners.orderings import Order, image_shape
 from xorflow.conditioners.receptive_field import checked_skipped, coordinates, receptive_fields
@@ -145,25 +145,13 @@ class SequenceConditioner(Conditioner):
         width: int,
         depth: int,
         dropout: float,
-        order: Order,
         shape: Sequence[int] | None,
         reach: int,
-        categories: Sizes,
-        choices: Sizes | None,
-        sees: Mapping[str, str] | None,
-        context: int,
         skipped: Sequence[int],
+        **declared: Any,
     ) -> None:
         image = None if shape is None else image_shape(shape, features, "a network on images")
-        super().__init__(
-            features,
-            categories=categories,
-            choices=choices,
-            sees=sees,
-            order=order,
-            shape=image,
-            context=context,
-        )
+        super().__init__(features, shape=image, **declared)
         if set(self.sees.values()) - {Dependence.BEFORE, Dependence.UP_TO}:
             raise ModelError(
                 f"{type(self).__name__} sees its inputs along an ordering, 'before' or 'up to' a feature; use MLP or "
@@ -181,24 +169,22 @@ class SequenceConditioner(Conditioner):
         """Which ranks of the ordering are steps, what these see and where they lie, and where each feature's outputs are among
         theirs.
         """
-        assert self.order is not None
         fields, seen = receptive_fields(
-            self.order, self.shape, self.reach, list(self.sees.values()), self.skipped
+            self.visited, self.shape, self.reach, list(self.sees.values()), self.skipped
         )
-        visits, dtype = torch.tensor(self.order), torch.get_default_dtype()
+        visits, dtype = torch.tensor(self.visited), torch.get_default_dtype()
         skipped = torch.isin(visits, torch.tensor(self.skipped, dtype=torch.int64))  # by rank
         active, silent = (~skipped).nonzero().flatten(), skipped.nonzero().flatten()
-        buffers = {
-            "visits": visits,  # (D,)
-            "fields": fields,  # (sources, D, R)
-            "seen": seen.to(dtype),
-            "active": active,
-            "silent": silent,
-            "places": visits[torch.cat([active, silent])].argsort(),
-            "where": coordinates(visits, self.shape)[active].to(dtype),
-        }
-        for name, value in buffers.items():
-            self.register_buffer(name, value, persistent=False)
+        add_buffers(
+            self,
+            visits=visits,  # (D,)
+            fields=fields,  # (sources, D, R)
+            seen=seen.to(dtype),
+            active=active,
+            silent=silent,
+            places=visits[torch.cat([active, silent])].argsort(),
+            where=coordinates(visits, self.shape)[active].to(dtype),
+        )
         self.steps_before = [0, *(~skipped).cumsum(0).tolist()]  # by rank
         self.layout = Layout(self.choices)
 
@@ -217,7 +203,7 @@ class SequenceConditioner(Conditioner):
 
     # ---- a whole pass ----
 
-    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
+    def forward(self, inputs: BySource, context: Tensor | None = None) -> Tensor:
         states, context = self.states_of(inputs, context)
         lead, dtype = states[0].shape[:-1], self.net.bias.dtype
         rows = [
@@ -247,8 +233,7 @@ class SequenceConditioner(Conditioner):
         elif len(groups) == 1:
             outputs = net.outputs(hidden)
         logits = []
-        for number, group in enumerate(groups):
-            features = self.layout.features(number)
+        for group, features in self.choices.grouped(self.layout.features()):
             places = self.places[features]
             if outputs is None:  # each group through as much of the head as it has
                 of_group = net.outputs(hidden.index_select(1, places), group.each)
@@ -310,9 +295,8 @@ class IncrementalSequence(Incremental):
     """
 
     def __init__(self, net: SequenceConditioner, batch: int, context: Tensor | None) -> None:
-        self.blocks = [slice(rank, rank + 1) for rank in range(net.features)]
-        assert net.order is not None
-        self._net, self._order = net, net.order
+        super().__init__(net)
+        self._net = net
         (source,) = net.sees
         like, self._alphabet = net.net.bias, net.alphabet(source)
         nothing = torch.zeros(batch, net.features, dtype=self._alphabet.dtype, device=like.device)
@@ -332,7 +316,7 @@ class IncrementalSequence(Incremental):
             hidden, self._ahead = net.net.core.extend(hidden, where, self._memory, number)
             out = net.net.outputs(hidden)
         logits = (out + net.net.bias[net.visits[block]]).flatten(1)
-        return logits[:, : net.choices.of(self._order[block]).flat]
+        return logits[:, : net.choices.of(self.order[block]).flat]
 
     def update(self, block: slice, x: Tensor) -> None:
         """The feature has these values (B, 1)."""
@@ -359,7 +343,7 @@ def _values(alphabet: Alphabet, state: Tensor, dtype: torch.dtype) -> Tensor:
     if not state.is_floating_point():
         return state.long()
     spread = state.new_zeros(len(state), alphabet.features, alphabet.width)
-    for group, values in zip(alphabet.groups, Layout(alphabet).logits(state), strict=True):
+    for group, values in alphabet.grouped(Layout(alphabet).logits(state)):
         both = torch.stack((1 - values, values), -1) if group.binary else values
         spread[:, list(group.features), : group.size] = both
     return spread

@@ -7,12 +7,13 @@ A product of the members' conditionals, normalised feature by feature: exact whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from xorflow.conditioners.base import Conditioner, Incremental, Source
+from xorflow._states import add_buffers
+from xorflow.conditioners.base import BySource, Conditioner, Incremental
 from xorflow.errors import ModelError
 
 
@@ -25,6 +26,7 @@ class Stacked(Conditioner):
         members: conditioners that see the same in the same ordering, such as `BoostedTrees` and a `MADE`.
 
     >>> from xorflow import MADE
+    >>> from xorflow.conditioners import Source
     >>> net = Stacked([MADE(3, (8,)), MADE(3, (4,))])
     >>> net({Source.STATE: torch.zeros(5, 3)}).shape
     torch.Size([5, 3])
@@ -34,14 +36,7 @@ class Stacked(Conditioner):
         if not members:
             raise ModelError("at least one conditioner is stacked, and none was given")
         first = members[0]
-        super().__init__(
-            first.features,
-            categories=first.states.sizes,
-            choices=first.choices.sizes,
-            sees={str(source): str(dependence) for source, dependence in first.sees.items()},
-            order=first.order,
-            context=first.context_features,
-        )
+        super().__init__(first.features, **first.declared())
         for number, member in enumerate(members, 1):
             if _rules(member) != _rules(first) or member.order is None:
                 raise ModelError(
@@ -51,7 +46,7 @@ class Stacked(Conditioner):
         self.members = nn.ModuleList(members)
         start = torch.full((len(members), self.features), 1 / len(members))
         self.log_weights = nn.Parameter(start.log())
-        self.register_buffer("owners", self.choices.logit_features, persistent=False)
+        add_buffers(self, owners=self.choices.logit_features)
 
     owners: Tensor
 
@@ -64,16 +59,11 @@ class Stacked(Conditioner):
         """Of each member at each feature, (M, D)."""
         return self.log_weights.exp()
 
-    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
-        return self.weighed([member(inputs, context) for member in self])
-
-    def weighed(self, logits: Sequence[Tensor]) -> Tensor:
-        """The sum of the members' logits (..., flat), each by its weight."""
+    def forward(self, inputs: BySource, context: Tensor | None = None) -> Tensor:
+        each = [member(inputs, context) for member in self]
         weights = self.weights().index_select(-1, self.owners)
-        total = weights[0] * logits[0]
-        for weight, of_member in zip(weights[1:], logits[1:], strict=True):
-            total = total + weight * of_member
-        return total
+        weighed: list[Tensor] = [weight * logits for weight, logits in zip(weights, each, strict=True)]
+        return sum(weighed[1:], start=weighed[0])
 
     def start_at(self, logits: Tensor) -> None:
         for member in self:
@@ -93,12 +83,11 @@ def _rules(member: Conditioner) -> tuple[object, ...]:
 
 class _IncrementalStack(Incremental):
     def __init__(self, net: Stacked, members: Sequence[Incremental]) -> None:
-        self.blocks = [slice(rank, rank + 1) for rank in range(net.features)]
-        assert net.order is not None
-        self._members, self._order, self._weights = members, net.order, net.weights().detach()
+        super().__init__(net)
+        self._members, self._weights = members, net.weights().detach()
 
     def logits(self, block: slice, x: Tensor) -> Tensor:
-        weights = self._weights[:, self._order[block.start]]
+        weights = self._weights[:, self.order[block.start]]
         each = zip(weights, self._members, strict=True)
         return torch.stack([weight * member.logits(block, x) for weight, member in each]).sum(0)
 

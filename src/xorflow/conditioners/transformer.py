@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from xorflow._states import add_buffers
 from xorflow.conditioners.base import Sizes
 from xorflow.conditioners.linear import Dropout
 from xorflow.conditioners.orderings import Order
@@ -123,7 +124,7 @@ class AttentionStack(Core):
     ) -> None:
         super().__init__()
         self._compiles = False
-        self.register_buffer("turns", turns, persistent=False)
+        add_buffers(self, turns=turns)
         self.blocks = nn.ModuleList(AttentionBlock(width, heads, dropout) for _ in range(depth))
         for name, parameter in self.named_parameters():
             if name.endswith(("attended.weight", "narrow.weight")):

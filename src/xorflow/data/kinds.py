@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
+from pyarrow.types import is_boolean, is_integer, is_temporal
 
 from xorflow.data.arrow import compute as pc
 from xorflow.data.columns import Boolean, Category, Column, Constant, Integer, Moment, Number
@@ -37,13 +38,13 @@ def kind_of(tally: Tally) -> tuple[type[Column] | None, str]:
     if distinct <= 1 and (tally.gaps == 0 or rows == 0):
         return Constant, ""
     different = distinct == rows and rows > _FEW_ROWS
-    if pa.types.is_boolean(kind):
+    if is_boolean(kind):
         return Boolean, ""
     if is_text(kind):
         return _kind_of_texts(tally.values, rows, different)
-    if pa.types.is_temporal(value_type(tally.type)):
+    if is_temporal(value_type(tally.type)):
         return Moment, ""
-    whole = pa.types.is_integer(kind) or _all_whole(tally.values)
+    whole = is_integer(kind) or _all_whole(tally.values)
     if whole and different and _NAMED_SO.search(tally.name):
         return None, "an identifier: its numbers are all different, and it is named so"
     if whole and different and tally.one_way and _span(tally.values) <= _MOST_STEP * rows:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from xorflow.data.checks import validate
 from xorflow.data.columns import KINDS, Column, Moment, Number, column_from_json
 from xorflow.data.columns.tally import Tally
-from xorflow.data.columns.types import is_text, python_values, restored, value_type
+from xorflow.data.columns.types import Cells, is_text, python_values, restored, value_type
 from xorflow.data.delimited import SEPARATORS
 from xorflow.data.kinds import kind_of
 from xorflow.data.schema_file import LEFT_OUT, Wish
@@ -115,7 +115,7 @@ class Schema:
 
     # ---- cells and states ----
 
-    def cells(self, table: Any) -> dict[str, pa.Array | pa.ChunkedArray]:
+    def cells(self, table: Any) -> dict[str, Cells]:
         """The cells of each column, by its name: others are ignored, texts are read as the column's type."""
         table = as_table(table)
         lacking = [name for name in self.names if name not in table.schema.names]
@@ -130,7 +130,7 @@ class Schema:
         """The states (N, D) of rows of a frame or an Arrow table, uint8 where every K <= 256, else int64."""
         return self.states(self.cells(table))
 
-    def states(self, cells: Mapping[str, pa.Array | pa.ChunkedArray]) -> np.ndarray:
+    def states(self, cells: Mapping[str, Cells]) -> np.ndarray:
         """The states (N, D) of what `cells` gave."""
         kind = np.uint8 if max(self.categories) <= 256 else np.int64
         codes = np.empty((len(next(iter(cells.values()))), len(self.columns)), kind)
@@ -138,7 +138,7 @@ class Schema:
             codes[:, d] = column.encode(cells[column.name])
         return codes
 
-    def log_density(self, cells: Mapping[str, pa.Array | pa.ChunkedArray], codes: np.ndarray) -> np.ndarray:
+    def log_density(self, cells: Mapping[str, Cells], codes: np.ndarray) -> np.ndarray:
         """What the places of cells within their states add to log p of rows, float64 (N,); of what `cells` gave."""
         densities = (
             column.log_density(cells[column.name], codes[:, d]) for d, column in enumerate(self.columns)
@@ -166,7 +166,7 @@ class Schema:
         gaps = pa.nulls(len(rows), kind or pa.null())
         return pa.table({name: rows[name] if name in self.names else gaps for name in self.order})
 
-    def _cells(self, column: Column, cells: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    def _cells(self, column: Column, cells: Cells) -> Cells:
         if not is_text(cells.type):
             return cells
         return read_texts(cells, value_type(column.type), column.name, self.gaps.get(column.name, ()))

@@ -25,7 +25,7 @@ from xorflow._files import write_bytes
 from xorflow.data import delimited
 from xorflow.data.arrays import check_path
 from xorflow.data.arrow import compute as pc
-from xorflow.data.columns.types import is_text, value_type
+from xorflow.data.columns.types import Cells, is_text, value_type
 from xorflow.data.delimited import MOST_COLUMNS, Delimited
 from xorflow.data.texts import NUMBER
 from xorflow.errors import DataError
@@ -149,15 +149,13 @@ def _of_text(file: Delimited) -> Source:
         "header": file.has_header,
     }
     label = str(file.path)
-    return Source(
-        label, _checked([(name, pa.string()) for name in file.names], label), True, layout, file.batches
-    )
+    schema = pa.schema([(name, pa.string()) for name in file.names])
+    return Source(label, _checked(schema, label), True, layout, file.batches)
 
 
 def _of_parquet(path: Path) -> Source:
     with parquet_file(path) as file:
-        fields = _fields(file.schema_arrow)
-    types = _checked(fields, str(path))
+        types = _checked(file.schema_arrow, str(path))
     return Source(str(path), types, False, {"format": "parquet"}, partial(parquet_batches, path))
 
 
@@ -205,9 +203,9 @@ def _of_feather(path: Path) -> Source:
                 yield batch
 
     with _told(path), pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
-        fields = _fields(reader.schema)
+        types = _checked(reader.schema, str(path))
     layout = {"format": path.suffix.lower().removeprefix(".")}
-    return Source(str(path), _checked(fields, str(path)), False, layout, read)
+    return Source(str(path), types, False, layout, read)
 
 
 def _of_table(table: pa.Table | pa.RecordBatch, label: str, layout: Mapping[str, Any]) -> Source:
@@ -215,7 +213,7 @@ def _of_table(table: pa.Table | pa.RecordBatch, label: str, layout: Mapping[str,
         chosen = table.select(columns)
         yield from [chosen] if isinstance(chosen, pa.RecordBatch) else chosen.to_batches(_ROWS)
 
-    return Source(label, _checked(_fields(table.schema), label), False, layout, read)
+    return Source(label, _checked(table.schema, label), False, layout, read)
 
 
 def as_table(data: Any) -> pa.Table | pa.RecordBatch:
@@ -234,21 +232,17 @@ def as_table(data: Any) -> pa.Table | pa.RecordBatch:
         ) from None
 
 
-def _fields(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
-    return [(one.name, one.type) for one in schema]
-
-
-def _checked(fields: Sequence[tuple[str, pa.DataType]], label: str) -> dict[str, pa.DataType]:
+def _checked(schema: pa.Schema, label: str) -> dict[str, pa.DataType]:
     """The columns by name; each has one of its own."""
-    if not fields or len(fields) > MOST_COLUMNS:
-        raise DataError(f"a table has 1 to {MOST_COLUMNS:,} columns, and {label} has {len(fields):,}")
-    twice = [name for name, count in Counter(name for name, _ in fields).items() if count > 1]
+    if not 1 <= len(schema) <= MOST_COLUMNS:
+        raise DataError(f"a table has 1 to {MOST_COLUMNS:,} columns, and {label} has {len(schema):,}")
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise DataError(
             f"every column has a name of its own, and {label} uses {', '.join(map(repr, twice[:5]))} twice; rename them, "
             "or say --no-header if the first line of a file is a row"
         )
-    return dict(fields)
+    return dict(zip(schema.names, schema.types, strict=True))
 
 
 @contextmanager
@@ -274,7 +268,7 @@ def without_formulas(table: pa.Table) -> pa.Table:
     return pa.table(columns, names=names)
 
 
-def _quoted(cells: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+def _quoted(cells: Cells) -> Cells:
     texts = cells.cast(pa.string())
     formulas = pc.and_not(pc.match_substring_regex(texts, _FORMULA), pc.match_substring_regex(texts, NUMBER))
     return pc.if_else(formulas, pc.binary_join_element_wise("'", texts, ""), texts)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import pyarrow as pa
+from pyarrow.types import is_decimal, is_floating, is_integer, is_null, is_temporal
 
 from xorflow.data.arrow import compute as pc
 from xorflow.data.arrow import emptied
-from xorflow.data.columns.types import is_text
+from xorflow.data.columns.types import Cells, is_text
 from xorflow.errors import DataError
 
 GAPS = (
@@ -86,15 +87,15 @@ def read_texts(
     cells: pa.ChunkedArray, kind: pa.DataType, name: str, gaps: Sequence[str] = ()
 ) -> pa.ChunkedArray:
     """Texts as values of a type, or of the widest one like it; what stands for a gap becomes one."""
-    if is_text(kind) or pa.types.is_null(kind):
+    if is_text(kind) or is_null(kind):
         return emptied(cells, pc.is_in(cells, pa.array(gaps, pa.string()))) if gaps else cells
     known = emptied(cells, _is_gap(cells, gaps))
-    if pa.types.is_integer(kind):
+    if is_integer(kind):
         with suppress(pa.ArrowInvalid):
             return pc.cast(known, pa.int64())
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+    if is_integer(kind) or is_floating(kind) or is_decimal(kind):
         kind = pa.float64()  # 1.5 among whole numbers is no mistake, but something new
-    if pa.types.is_temporal(kind):
+    if is_temporal(kind):
         known = pc.replace_substring(known, "/", "-")
     try:
         values = pc.cast(known, kind)
@@ -106,11 +107,7 @@ def read_texts(
         raise DataError(
             f"column {name!r} holds {_NAMES.get(str(kind), str(kind))}, and a cell is none ({error}); mend or empty it"
         ) from None
-    if (
-        pa.types.is_floating(kind)
-        and not pc.all(pc.is_finite(values)).as_py()
-        and values.null_count < len(values)
-    ):
+    if is_floating(kind) and not pc.all(pc.is_finite(values)).as_py() and values.null_count < len(values):
         largest = cells.filter(pc.invert(pc.is_finite(values)))[0].as_py()
         raise DataError(
             f"numbers are finite: column {name!r} holds {largest!r}, which no float64 is; leave it empty"
@@ -118,7 +115,7 @@ def read_texts(
     return values
 
 
-def _is_gap(texts: pa.Array | pa.ChunkedArray, gaps: Sequence[str]) -> pa.Array | pa.ChunkedArray:
+def _is_gap(texts: Cells, gaps: Sequence[str]) -> Cells:
     return pc.is_in(texts, pa.array([*GAPS, *gaps], pa.string()))
 
 

@@ -32,8 +32,6 @@ class Antithetic(ByLayer):
         common: draw what follows the other arms from the uniforms of the pass.
     """
 
-    name: str
-
     def __init__(self, arms: int, uniforms: int, sum_last: bool, common: bool) -> None:
         super().__init__(sum_last)
         self.arms, self.uniforms, self.common = arms, uniforms, common
@@ -44,8 +42,8 @@ class Antithetic(ByLayer):
         return (self.uniforms + suffixes, layers, flow.features) if layers else None
 
     def check(self, flow: LatentFlow) -> None:
-        require_binary(flow, self.name)
-        require_no_own(flow, self.name, "needs the choices of a layer to be independent given what it sees")
+        require_binary(self, flow)
+        require_no_own(self, flow, "needs the choices of a layer to be independent given what it sees")
         super().check(flow)
 
     @abstractmethod
@@ -109,8 +107,6 @@ class DisARM(Antithetic):
     >>> DisARM()(flow, torch.tensor([[0, 1, 1, 0]])).surrogate.backward()
     """
 
-    name = "DisARM"
-
     def __init__(self, sum_last: bool = False, common: bool = False) -> None:
         super().__init__(2, 1, sum_last, common)
 
@@ -152,8 +148,6 @@ class ARMS(Antithetic):
     >>> flow = xf.LatentFlow([xf.Layer(xf.MADE(4, hidden=(8,)))], xf.FactorisedBase(4))
     >>> ARMS(samples=3)(flow, torch.tensor([[0, 1, 1, 0]])).surrogate.backward()
     """
-
-    name = "ARMS"
 
     def __init__(self, samples: int = 4, sum_last: bool = False, common: bool = False) -> None:
         super().__init__(

@@ -210,7 +210,7 @@ class Estimator(Configured, nn.Module, ABC):
 
     @abstractmethod
     def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
-        """The loss of rows, a pass of the flow that begins at x (B, D) and their context, given the draws (S, B, L', D)."""
+        """The loss of the rows (B, D) that passes start from, with their context, given the draws (S, B, L', D)."""
 
     def soft_target_loss(self, flow: LatentFlow, start: Point, probabilities: Tensor) -> Loss:
         """The loss of rows x (B, D) that were drawn with these probabilities (B, D); of estimators that use them."""

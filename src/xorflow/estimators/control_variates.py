@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,9 +69,9 @@ class DoubleCV(LayerwiseEstimator):
     >>> (loss.surrogate + loss.control).backward()
     """
 
-    needs_draws = "the control variate"
+    needs_draws = True
 
-    alpha: nn.Parameter
+    alphas: nn.Parameter
     inner_sums: nn.ModuleList
 
     def __init__(self, samples: int = 4, alpha: float = 1.0, sum_last: bool = False) -> None:
@@ -80,45 +79,36 @@ class DoubleCV(LayerwiseEstimator):
         self.samples = self.uniforms = require_samples(
             samples, "the control variates of a sample come from the others"
         )
-        self._start = float(alpha)
-
-    def config(self) -> dict[str, Any]:
-        return super().config() | {"alpha": self._start}
+        self.alpha = float(alpha)
 
     def make_for(self, flow: LatentFlow) -> None:
         super().make_for(flow)
         self.inner_sums = _inner_sums(flow, len(self.sums))
-        if "alpha" not in self._parameters or len(self.alpha) != len(self.sums):
-            self.alpha = nn.Parameter(flow.base.logits.new_full((len(self.sums),), self._start))
+        if "alphas" not in self._parameters or len(self.alphas) != len(self.sums):
+            self.alphas = nn.Parameter(flow.base.logits.new_full((len(self.sums),), self.alpha))
 
     def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
         assert draws is not None
         trace = flow.run(start, draws=draws, stop=self.drawn_layers(flow))
         rewards = end_rewards(flow, trace.end)  # (K, B, D)
         value = rewards.sum(-1)
-        surrogate = value.mean(
-            0
-        )  # the gradient of a learned base and, where it is summed out, of the last layer
+        # the gradient of a learned base and, where it is summed out, of the last layer
+        surrogate = value.mean(0)
         control = flow.base.logits.new_zeros(())
         slopes = local_slopes(flow, start, trace.us)
         for index, (choices, u, slope) in enumerate(zip(trace.generator, trace.us, slopes, strict=True)):
             others, layout = mean_of_others(slope), flow.layers[index].layout
             deviation = layout.corners(u, flow.dtype) - choices.mean.detach()
-            products = [layout.summed(deviation * others), layout.summed(deviation * slope)]
-            weight = self._weight(index, rewards.detach(), products)
-            alpha = self.alpha[index]
+            products = (layout.summed(deviation * direction) for direction in (others, slope))
+            control_variate, baseline = map(self.inner_sums[index], products)
+            signal, alpha = self.sums[index](rewards.detach()), self.alphas[index]
+            # of each score, (K, B, D), with the graph of alpha
+            weight = signal - alpha * control_variate - mean_of_others(signal - alpha * baseline)
             score = (weight.detach() * choices.log_prob(u)).sum(-1)
             linear = (others * choices.mean).sum(-1)
             surrogate = surrogate + (score + alpha.detach() * linear).mean(0)
-            control = control + _mean_square(choices, layout, deviation, weight, alpha * others)
+            control = control + _mean_square(choices, layout, deviation, weight, self.alphas[index] * others)
         return Loss.of(surrogate, value, control=control)
-
-    def _weight(self, index: int, rewards: Tensor, products: Sequence[Tensor]) -> Tensor:
-        """What the score of each sample's choices is weighed with, (K, B, D), with the graph of alpha."""
-        signal = self.sums[index](rewards)
-        control_variate, baseline = (self.inner_sums[index](product) for product in products)
-        alpha = self.alpha[index]
-        return signal - alpha * control_variate - mean_of_others(signal - alpha * baseline)
 
 
 def local_slopes(flow: LatentFlow, start: Point, us: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -186,35 +176,31 @@ class Rebar(ByLayer):
     >>> (loss.surrogate + loss.control).backward()
     """
 
-    name = "REBAR"
-    needs_draws = "REBAR's control variate"
+    needs_draws = True
     uniforms = 2
 
-    eta: nn.Parameter
-    log_tau: nn.Parameter
+    etas: nn.Parameter
+    log_taus: nn.Parameter
 
     def __init__(self, eta: float = 1.0, tau: float = 0.5, sum_last: bool = False) -> None:
         super().__init__(sum_last)
-        self._start = {"eta": float(eta), "tau": checked_temperature(tau)}
-
-    def config(self) -> dict[str, Any]:
-        return super().config() | self._start
+        self.eta, self.tau = float(eta), checked_temperature(tau)
 
     def check(self, flow: LatentFlow) -> None:
-        require_binary(flow, self.name)
-        require_no_own(flow, self.name, "relaxes all choices of a layer at once")
+        require_binary(self, flow)
+        require_no_own(self, flow, "relaxes all choices of a layer at once")
         super().check(flow)
 
     def make_for(self, flow: LatentFlow) -> None:
         super().make_for(flow)
         layers, like = len(self.sums), flow.base.logits
-        if "eta" not in self._parameters or len(self.eta) != layers:
-            self.eta = nn.Parameter(like.new_full((layers,), self._start["eta"]))
-            self.log_tau = nn.Parameter(like.new_full((layers,), self._start["tau"]).log())
+        if "etas" not in self._parameters or len(self.etas) != layers:
+            self.etas = nn.Parameter(like.new_full((layers,), self.eta))
+            self.log_taus = nn.Parameter(like.new_full((layers,), self.tau).log())
             self.make_parameters(layers, like)
 
     def make_parameters(self, layers: int, like: Tensor) -> None:
-        """Make what the control variate has beside eta and tau."""
+        """Make what the control variate has beside factors and temperatures."""
 
     def free(self, layer: int, z: Tensor, logits: Tensor, outcomes: Tensor) -> Tensor | None:
         """What is added to the relaxed rewards, feature by feature, (..., D); None for nothing."""
@@ -236,11 +222,11 @@ class Rebar(ByLayer):
         led_to, start = led_to.detach(), RelaxedPoint.of(flow, step.before)
 
         def by_feature(z: Tensor) -> Tensor:
-            point = start.after(flow, Relaxed(torch.sigmoid(z * torch.exp(-self.log_tau[index]))))
+            point = start.after(flow, Relaxed(torch.sigmoid(z * torch.exp(-self.log_taus[index]))))
             for layer in list(flow.layers)[index + 1 :]:
                 mean = frozen_choices(layer, point.seen()).mean
                 point = point.after(flow, Relaxed(mean))
-            relaxed = self.eta[index] * relaxed_rewards(flow.base, point.state.values, tables)
+            relaxed = self.etas[index] * relaxed_rewards(flow.base, point.state.values, tables)
             added = self.free(index, z, logits, led_to)
             return relaxed if added is None else relaxed + added
 
@@ -289,9 +275,6 @@ class Relax(Rebar):
     >>> loss = Relax()(flow, torch.tensor([[0, 1, 1, 0]]))
     >>> (loss.surrogate + loss.control).backward()
     """
-
-    name = "RELAX"
-    needs_draws = "RELAX's control variate"
 
     def __init__(self, hidden: int = 8, eta: float = 1.0, tau: float = 0.5, sum_last: bool = False) -> None:
         super().__init__(eta, tau, sum_last)

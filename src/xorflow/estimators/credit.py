@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from xorflow._states import add_buffers
 from xorflow.conditioners import ranks
 from xorflow.errors import ConfigError, ModelError
 from xorflow.estimators.base import Configured
@@ -152,7 +153,7 @@ class TwoTerm(Credit):
     def weights(self, term: Term, layer: int, flow: LatentFlow) -> Tensor:
         first, later = torch.eye(flow.features), term.depends[layer].float()
         if term.kind == "reward":
-            rank = ranks(flow.layers[0].conditioner.order or ())
+            rank = ranks(flow.layers[0].conditioner.visited)
             distance = (rank[None, :] - rank[:, None]).to(torch.get_default_dtype())
             later = torch.where(distance > 0, self.second * self.discount ** distance.clamp_min(0), 0.0)
         else:
@@ -182,7 +183,7 @@ class PrintedRewards(Credit):
     def weights(self, term: Term, layer: int, flow: LatentFlow) -> Tensor:
         if term.kind != "reward":
             return term.depends[layer].float()
-        rank = ranks(flow.layers[0].conditioner.order or ())
+        rank = ranks(flow.layers[0].conditioner.visited)
         return (flow.features - rank)[:, None].expand(flow.features, flow.features)
 
 
@@ -298,12 +299,9 @@ class FeatureSum(nn.Module):
             self.kind = "suffix"
         else:
             self.kind = "matrix"
-        self.register_buffer(
-            "weights", weights if self.kind == "matrix" else torch.empty(0), persistent=False
-        )
-        suffix = order if self.kind == "suffix" else torch.empty(0)
-        self.register_buffer("order", suffix, persistent=False)
-        self.register_buffer("place", suffix.argsort(), persistent=False)
+        order = order if self.kind == "suffix" else torch.empty(0)
+        matrix = weights if self.kind == "matrix" else torch.empty(0)
+        add_buffers(self, weights=matrix, order=order, place=order.argsort())
 
     def forward(self, values: Tensor) -> Tensor:
         if self.kind == "identity":

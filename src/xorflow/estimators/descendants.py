@@ -28,22 +28,22 @@ def relation(network: Conditioner, dependence: Dependence) -> Tensor:
         assert network.mask is not None
         seen = network.mask.cpu()
         return seen[:, None] & ~seen[None, :]
-    assert network.order is not None
-    rank = ranks(network.order)
+    rank = ranks(network.visited)
     strict = rank[:, None] < rank[None, :]
     return strict if dependence is Dependence.BEFORE else strict | torch.eye(size, dtype=torch.bool)
 
 
 def direct(network: Conditioner, source: int, layer: int) -> Tensor:
     """(D, D) booleans: whether this network, of `layer`, sees u^(source)_f when it computes the logits of feature e."""
+    tells = {
+        Source.STATE: source < layer,
+        Source.PREVIOUS: source == layer - 1,
+        Source.OWN: source == layer,
+        Source.X: False,
+    }
     sees = torch.zeros(network.features, network.features, dtype=torch.bool)
     for what, dependence in network.sees.items():
-        seen = (
-            (what is Source.STATE and source < layer)
-            or (what is Source.PREVIOUS and source == layer - 1)
-            or (what is Source.OWN and source == layer)
-        )
-        if seen:
+        if tells[what]:
             sees |= relation(network, dependence)
     return sees
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from xorflow.errors import ConfigError
+from xorflow.estimators.base import Target
+from xorflow.flows import LatentFlow
 
 
 class EntropyBonus(nn.Module):
@@ -62,6 +64,10 @@ class EntropyBonus(nn.Module):
     @property
     def active(self) -> bool:
         return self.weight > 0
+
+    def target(self, flow: LatentFlow) -> Target:
+        """The special-case bound with this bonus."""
+        return Target("bound", self.weight, self.earlier if self.active and flow.depth > 1 else 1.0)
 
     @property
     def _changes(self) -> bool:

@@ -69,14 +69,13 @@ class VIMCO(LayerwiseEstimator):
 
     def loss(self, flow: LatentFlow, start: Point, draws: Tensor | None) -> Loss:
         if draws is None:  # depth 1, summed out: nothing is left to draw
-            value = flow.log_marginal_total(start).mean()
+            value = flow.log_marginal_total(start)
             return Loss.of(value, value)
         log_w, score = self.weigh(flow, start, draws)
         with torch.no_grad():
             bound, signal = vimco(log_w)
             share = torch.softmax(log_w, 0)
-        surrogate = (signal * score + share * log_w).sum(0)
-        return Loss(surrogate=-surrogate.mean(), bound=bound.mean())
+        return Loss.of((signal * score + share * log_w).sum(0), bound)
 
     def weigh(self, flow: LatentFlow, start: Point, draws: Tensor) -> tuple[Tensor, Tensor]:
         """The log-weights of samples and the log-probabilities that they were drawn with, both (K, B), with graph."""
@@ -157,7 +156,7 @@ class ProposalPrefix(Estimator):
             log_p, log_weight = log_p + log_v.sum(-1, keepdim=True), log_weight + ratio.sum(-1, keepdim=True)
             point = point.after(layer, v)
         v, log_v, ratio, choices = self._prefix(last, point, draws[0, ..., -1, :])
-        order = _on_device(last.conditioner.order or (), draws.device)
+        order = _on_device(last.conditioner.visited, draws.device)
         log_p = log_p + _before(log_v, order)
         omega = (log_weight + _before(ratio, order)).exp()
         if self.sum_last:
@@ -199,7 +198,7 @@ class ProposalPrefix(Estimator):
         ]
         logits = [
             log_probs[..., 1] - log_probs[..., 0] if group.binary else log_probs
-            for group, log_probs in zip(layout.alphabet.groups, mixed, strict=True)
+            for group, log_probs in layout.alphabet.grouped(mixed)
         ]
         return Choices(layout.packed(logits), layout)
 

@@ -26,8 +26,8 @@ class LayerwiseEstimator(Estimator):
     uniforms: int = 1
     """How many a choice takes."""
 
-    needs_draws: str | None = None
-    """What makes no sense where nothing is left to draw."""
+    needs_draws = False
+    """Whether it has a control variate, which makes no sense where nothing is left to draw."""
 
     def __init__(self, sum_last: bool = False) -> None:
         super().__init__()
@@ -49,8 +49,8 @@ class LayerwiseEstimator(Estimator):
             raise ModelError("sum_last sums the last layer out, which must not see its own u; leave it out")
         if self.needs_draws and not self.drawn_layers(flow):
             raise ModelError(
-                f"one layer that is summed out leaves nothing to draw, and {self.needs_draws} without parameters; use "
-                "analytic, which is the same gradient"
+                "one layer that is summed out leaves nothing to draw, and the control variate of "
+                f"{type(self).__name__} without parameters; use analytic, which is the same gradient"
             )
 
     def prepare(self, flow: LatentFlow, total_steps: int | None = None) -> None:
@@ -146,9 +146,7 @@ def pushed(mean: Tensor, direction: Tensor, layout: Layout) -> Tensor:
     r"""How probabilities `mean` move with their logits in a direction: :math:`\mathrm{diag}(\pi) v - \pi \pi^\top v`."""
     by_group = [
         p * (1 - p) * v if group.binary else p * (v - (p * v).sum(-1, keepdim=True))
-        for group, p, v in zip(
-            layout.alphabet.groups, layout.logits(mean), layout.logits(direction), strict=True
-        )
+        for group, p, v in layout.alphabet.grouped(layout.logits(mean), layout.logits(direction))
     ]
     return layout.packed(by_group)
 
@@ -160,20 +158,21 @@ def require_samples(samples: int, why: str) -> int:
     return samples
 
 
-def require_binary(flow: LatentFlow, name: str) -> None:
+def require_binary(estimator: Estimator, flow: LatentFlow) -> None:
     for index, layer in enumerate(flow.layers):
         if not layer.transform.choices.binary:
-            widest = layer.transform.choices.width
             raise ModelError(
-                f"{name} is for choices between two values, and layer {index + 1} has features with {widest}; "
-                "use score-function, double-cv or vimco"
+                f"{type(estimator).__name__} is for choices between two values, and layer {index + 1} has features with "
+                f"{layer.transform.choices.width}; use score-function, double-cv or vimco"
             )
 
 
-def require_no_own(flow: LatentFlow, name: str, why: str) -> None:
+def require_no_own(estimator: Estimator, flow: LatentFlow, why: str) -> None:
     for index, layer in enumerate(flow.layers):
         if layer.autoregressive_in_u:
-            raise ModelError(f"{name} {why}, and layer {index + 1} sees its own u; use score-function")
+            raise ModelError(
+                f"{type(estimator).__name__} {why}, and layer {index + 1} sees its own u; use score-function"
+            )
 
 
 def logit_of(uniforms: Tensor) -> Tensor:

@@ -67,31 +67,22 @@ class LocalExpectation(ByLayer):
         """The rewards that each choice leads to, by group of choices, (B, n, U)."""
         layout, rows = step.layer.layout, self.sums[step.index]
         alphabet, drawn = layout.alphabet, step.drawn[0].long()  # (B, D)
-        taken_up = rows(rewards).expand(drawn.shape)
-        ends = [
-            part.unsqueeze(-1).expand(*part.shape, group.size)
-            for group, part in zip(alphabet.groups, layout.split(taken_up), strict=True)
-        ]
-        for further in range(1, alphabet.width):
+        by_shift = [layout.split(rows(rewards).expand(drawn.shape))]
+        for shift in range(1, alphabet.width):
             changed = layout.joined(
-                [
-                    (part + further) % group.size
-                    for group, part in zip(alphabet.groups, layout.split(drawn), strict=True)
-                ]
+                [(part + shift) % group.size for group, part in alphabet.grouped(layout.split(drawn))]
             )
             if _is_separable(rows):  # all features at once: none changes another's reward
                 changed_rewards = self._suffix(step, alphabet.integers(changed))
             else:
-                one = torch.eye(drawn.shape[-1], dtype=torch.bool, device=drawn.device).unsqueeze(
-                    1
-                )  # (D, 1, D)
+                one = torch.eye(drawn.shape[-1], dtype=torch.bool, device=drawn.device)[:, None]  # (D, 1, D)
                 taken = self._redrawn(step, alphabet.integers(torch.where(one, changed, drawn)), one)
                 changed_rewards = rows(self._suffix(step, taken)).diagonal(dim1=0, dim2=-1)
-            by_group = zip(layout.split(changed), layout.split(changed_rewards), strict=True)
-            ends = [
-                part.scatter(-1, values.unsqueeze(-1), reward.unsqueeze(-1))
-                for part, (values, reward) in zip(ends, by_group, strict=True)
-            ]
+            by_shift.append(layout.split(changed_rewards))
+        ends = []
+        for group, u, *shifted in alphabet.grouped(layout.split(drawn), *by_shift):
+            shift = (torch.arange(group.size, device=u.device) - u.unsqueeze(-1)) % group.size
+            ends.append(torch.stack(shifted[: group.size], -1).gather(-1, shift))
         return ends
 
     def _redrawn(self, step: Step, changed: Tensor, kept: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -62,10 +62,8 @@ class MaximumLikelihood(Estimator):
         super().__init__()
         if samples < 1:
             raise ConfigError(f"an estimator needs at least one sample, and got samples={samples}")
-        self.samples, self.split_batch, self.takes_soft_targets = samples, split_batch, soft_targets
-
-    def config(self) -> dict[str, Any]:
-        return super().config() | {"soft_targets": self.takes_soft_targets}
+        self.samples, self.split_batch = samples, split_batch
+        self.soft_targets = self.takes_soft_targets = soft_targets
 
     def target(self, flow: LatentFlow) -> Target:
         return Target("log-likelihood" if flow.depth == 1 else "summed")
@@ -87,7 +85,7 @@ class MaximumLikelihood(Estimator):
             raise ModelError(
                 "maximum-likelihood sums the last layer out, which must not see its own u; use a score function"
             )
-        if self.takes_soft_targets:
+        if self.soft_targets:
             self._check_soft_targets(flow)
 
     def _check_soft_targets(self, flow: LatentFlow) -> None:
@@ -106,7 +104,7 @@ class MaximumLikelihood(Estimator):
         if self.split_batch:
             return _mean_of_split_batch(flow, start, None)
         if flow.depth == 1:
-            value = flow.log_marginal_total(start).mean()
+            value = flow.log_marginal_total(start)
             return Loss.of(value, value)
         assert draws is not None
         trace = flow.run(start, draws=draws, stop=flow.depth - 1)
@@ -115,12 +113,12 @@ class MaximumLikelihood(Estimator):
         signal = log_m.detach()
         if self.samples > 1:
             signal = signal - mean_of_others(signal)
-        return Loss(surrogate=-(log_m + signal * score).mean(), bound=log_m.detach().mean())
+        return Loss.of(log_m + signal * score, log_m)
 
     def soft_target_loss(self, flow: LatentFlow, start: Point, probabilities: Tensor) -> Loss:
         if self.split_batch:
             return _mean_of_split_batch(flow, start, probabilities)
-        value = flow.expected_log_marginal(start, probabilities).mean()
+        value = flow.expected_log_marginal(start, probabilities)
         return Loss.of(value, value)
 
 
@@ -144,5 +142,5 @@ def _mean_of_split_batch(flow: LatentFlow | Mixture, start: Point, probabilities
         else:
             values = component.expected_log_marginal(of_part, probabilities[part])
         means.append(values.mean() * share)
-    value = torch.stack(means).mean()
+    value = torch.stack(means)
     return Loss.of(value, value)

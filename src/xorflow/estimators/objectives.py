@@ -145,8 +145,7 @@ class Bound(Objective):
         self.bonus = EntropyBonus(entropy, anneal, earlier)
 
     def target(self, flow: LatentFlow) -> Target:
-        earlier = self.earlier if self.entropy and flow.depth > 1 else 1.0
-        return Target("bound", entropy=self.entropy, earlier=earlier)
+        return self.bonus.target(flow)
 
     def prepare(self, flow: LatentFlow, total_steps: int | None) -> None:
         self.bonus.prepare(flow.base.logits, total_steps)

@@ -26,14 +26,12 @@ from xorflow.flows.choices import choose
 class _ThroughChoices(Estimator):
     """One pass whose choices carry gradients of their own, at a temperature."""
 
-    name: str
-
     def __init__(self, tau: float = 1.0) -> None:
         super().__init__()
         self.tau = checked_temperature(tau)
 
     def check(self, flow: LatentFlow) -> None:
-        require_no_own(flow, self.name, "takes gradients through all choices of a layer at once")
+        require_no_own(self, flow, "takes gradients through all choices of a layer at once")
 
     @abstractmethod
     def choose(self, choices: Choices, layout: Layout, noise: Tensor | None) -> Relaxed:
@@ -84,15 +82,13 @@ class StraightThrough(_ThroughChoices):
     >>> loss.surrogate.backward()
     """
 
-    name = "straight-through"
-
     def __init__(self, entropy: float = 0.0, anneal: float = 1.0, earlier: float = 1.0) -> None:
         super().__init__()
         self.entropy, self.anneal, self.earlier = entropy, anneal, earlier
         self.bonus = EntropyBonus(entropy, anneal, earlier)
 
     def target(self, flow: LatentFlow) -> Target:
-        return Target("bound", self.entropy, self.earlier if self.entropy and flow.depth > 1 else 1.0)
+        return self.bonus.target(flow)
 
     def bias_of(self, flow: LatentFlow, part: Part) -> Bias | None:
         if part.role == "base":
@@ -143,10 +139,11 @@ class StraightThroughGumbel(_ThroughChoices):
     >>> StraightThroughGumbel()(flow, torch.tensor([[0, 1, 1, 0]])).surrogate.backward()
     """
 
-    name = "st-gumbel"
-
     def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int]:
-        return _noise_width(flow), flow.depth, flow.features
+        alphabets = [layer.transform.choices for layer in flow.layers]
+        # of a choice: one for two values, otherwise one for each
+        width = max(1 if choices.binary else choices.width for choices in alphabets)
+        return width, flow.depth, flow.features
 
     def bias_of(self, flow: LatentFlow, part: Part) -> Bias | None:
         del flow
@@ -187,8 +184,6 @@ class Concrete(StraightThroughGumbel):
     >>> Concrete(tau=0.5)(flow, torch.tensor([[0, 1, 1, 0]])).surrogate.backward()
     """
 
-    name = "concrete"
-
     def __init__(self, tau: float = 0.5) -> None:
         super().__init__(tau)
 
@@ -209,8 +204,8 @@ class Concrete(StraightThroughGumbel):
                 choices = layer.generator_choices(point) if index else met[0]
                 z = _disturbed(choices, layer.layout, draws[..., index, :])
                 point = point.after(layer, Choices(z, layer.layout).mode())
-            bound = flow.base.log_prob(point.state).sum(-1).mean()
-        return Loss(surrogate=-value.mean(), bound=bound)
+            bound = flow.base.log_prob(point.state).sum(-1)
+        return Loss.of(value, bound)
 
 
 class ReinMax(_ThroughChoices):
@@ -238,8 +233,6 @@ class ReinMax(_ThroughChoices):
     >>> ReinMax()(flow, torch.tensor([[0, 1, 1, 0]])).surrogate.backward()
     """
 
-    name = "reinmax"
-
     def noise_shape(self, flow: LatentFlow) -> tuple[int, int, int]:
         return 1, flow.depth, flow.features
 
@@ -260,17 +253,12 @@ class ReinMax(_ThroughChoices):
         return Relaxed(hard + 2 * pushed(between, moved, layout) - pushed(mean, moved, layout) / 2, u)
 
 
-def _noise_width(flow: LatentFlow) -> int:
-    """How many uniforms a choice takes: one for two values, otherwise one for each."""
-    return max(1 if c.binary else c.width for c in (layer.transform.choices for layer in flow.layers))
-
-
 def _disturbed(choices: Choices, layout: Layout, uniforms: Tensor) -> Tensor:
     """Packed logits and noise, of which the largest is a draw: logistic for bits, Gumbel for the values of others."""
     eps = torch.finfo(uniforms.dtype).eps
     noise = []
-    for number, group in enumerate(layout.alphabet.groups):
-        of_group = uniforms[: group.each].index_select(-1, layout.features(number))
+    for group, features in layout.alphabet.grouped(layout.features()):
+        of_group = uniforms[: group.each].index_select(-1, features)
         if group.binary:
             noise.append(logit_of(of_group[0]))
         else:

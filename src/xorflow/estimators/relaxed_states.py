@@ -12,7 +12,7 @@ are soft.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch.nn.functional import one_hot
 
 from xorflow._math import Function
 from xorflow._states import Layout
-from xorflow.bases import FactorisedBase
+from xorflow.bases import FactorisedBase, of_bits
 from xorflow.errors import ConfigError, ModelError
 from xorflow.flows import Choices, LatentFlow, Layer, Point
 from xorflow.transforms import Transform
@@ -76,7 +76,7 @@ class RelaxedPoint:
     def seen(self) -> Point:
         """What networks see."""
         previous = None if self.previous is None else self.previous.values
-        return replace(self.start, state=self.state.values, previous=previous, layer=self.layer)
+        return Point(self.start.x, self.state.values, previous, self.layer, self.start.context)
 
     def after(self, flow: LatentFlow, u: Relaxed) -> RelaxedPoint:
         """The point behind the next layer, where it takes the choice u."""
@@ -186,11 +186,9 @@ def _both_soft(transform: Transform, of_x: Tensor, of_u: Tensor, d: Tensor) -> T
 def relaxed_rewards(base: FactorisedBase, y: Tensor, tables: list[Tensor] | None = None) -> Tensor:
     """log p_d of relaxed y, linear in it, (..., D); with `tables` those in the place of the base's own."""
     rewards = []
-    for group, part, table in zip(
-        base.states.groups, base.layout.logits(y), tables or base.log_table(), strict=True
-    ):
+    for group, part, table in base.states.grouped(base.layout.logits(y), tables or base.log_table()):
         if group.binary:
-            rewards.append(part * table[:, 1] + (1 - part) * table[:, 0])
+            rewards.append(of_bits(table, part))
         else:
             rewards.append((part * table).sum(-1))
     return base.layout.joined(rewards)
@@ -198,13 +196,10 @@ def relaxed_rewards(base: FactorisedBase, y: Tensor, tables: list[Tensor] | None
 
 def relaxed_end_rewards(flow: LatentFlow, point: RelaxedPoint) -> Tensor:
     """The log base probabilities (..., D) at the end of a pass, or expected of the last layer if the pass ends before it."""
-    if point.layer == flow.depth:
-        return relaxed_rewards(flow.base, point.state.values)
-    choices = flow.layers[point.layer].generator_choices(point.seen())
-    mean = Relaxed(choices.mean)
-    return relaxed_rewards(
-        flow.base, moved(flow.layers[point.layer], flow.base.layout, point.state, mean).values
-    )
+    if point.layer < flow.depth:
+        choices = flow.layers[point.layer].generator_choices(point.seen())
+        point = point.after(flow, Relaxed(choices.mean))
+    return relaxed_rewards(flow.base, point.state.values)
 
 
 def frozen_choices(layer: Layer, point: Point) -> Choices:

@@ -14,14 +14,14 @@ goes on from there, as a rule for the one pass that confirms it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
 from xorflow._repr import as_call, brief
-from xorflow._states import Layout
+from xorflow._states import Layout, add_buffers
 from xorflow.conditioners.base import Conditioner, Incremental, Source
 from xorflow.errors import ModelError
 from xorflow.flows.choices import Choices, Draws, choose
@@ -58,7 +58,7 @@ class Point:
 
     def after(self, layer: Layer, u: Tensor) -> Point:
         """The point behind the next layer, which is this one, where it takes the choice u."""
-        return replace(self, state=layer.transform.to_base(self.state, u), previous=u, layer=self.layer + 1)
+        return Point(self.x, layer.transform.to_base(self.state, u), u, self.layer + 1, self.context)
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,9 @@ class Layer(nn.Module):
                 "give a posterior, and a conditioner without 'own'"
             )
         self.layout = self.transform.layout
-        held, identity = None, None
-        if conditioner.mask is not None:
-            held, identity = (
-                conditioner.mask[self.transform.choices.logit_features],
-                self.transform.choices.certain_zero(),
-            )
-        self.register_buffer("held", held, persistent=False)
-        self.register_buffer("identity", identity, persistent=False)
+        mask, choices = conditioner.mask, self.transform.choices
+        held = None if mask is None else mask[choices.logit_features]
+        add_buffers(self, held=held, identity=None if held is None else choices.certain_zero())
         if frozen:
             self.requires_grad_(False)
 

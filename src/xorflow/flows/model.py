@@ -176,7 +176,7 @@ class ModelDistribution(Distribution):
         if came != model.context_features:
             raise ModelError(f"this flow takes {model.context_features} context features, and got {came}")
         self.model = model
-        self.context = None if context is None else context.to(model.device, model.dtype)
+        self.context = model.seen(context)
         batch = torch.Size() if context is None else context.shape[:-1]
         super().__init__(batch, torch.Size([model.features]), validate_args=False)
 
@@ -197,7 +197,7 @@ class ModelDistribution(Distribution):
         """
         rows, lead = self._rows(value)
         # no rows are one empty batch, which fails where any would
-        batches = Batch(rows, self._rows_of_context(lead)).split(_ROWS_AT_A_TIME)
+        batches = rows.split(_ROWS_AT_A_TIME)
         log_probs = [self.model.log_likelihood(batch.x, batch.context) for batch in batches]
         return torch.cat(log_probs).reshape(lead)
 
@@ -207,8 +207,7 @@ class ModelDistribution(Distribution):
         What is before d is told by `model.conditionals().order`: features that come late are explained by more of the others.
         """
         rows, lead = self._rows(value)
-        conditionals = self.model.conditionals(self._rows_of_context(lead))
-        return conditionals.of(rows).reshape(*lead, self.model.features)
+        return self.model.conditionals(rows.context).of(rows.x).reshape(*lead, self.model.features)
 
     @torch.no_grad()
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -235,20 +234,23 @@ class ModelDistribution(Distribution):
             )
         rows, lead = self._rows(value)
         uniforms = torch.rand(
-            rows.shape, dtype=self.model.dtype, device=self.model.device, generator=generator
+            rows.x.shape, dtype=self.model.dtype, device=self.model.device, generator=generator
         )
-        conditionals = self.model.conditionals(self._rows_of_context(lead))
-        return conditionals.complete(rows, mask, uniforms).long().reshape(*lead, self.model.features)
+        conditionals = self.model.conditionals(rows.context)
+        return conditionals.complete(rows.x, mask, uniforms).long().reshape(*lead, self.model.features)
 
-    def _rows(self, value: Tensor) -> tuple[Tensor, torch.Size]:
-        """Checked integers (N, D) in the type of states, and the leading shape that they have together with the context."""
+    def _rows(self, value: Tensor) -> tuple[Batch, torch.Size]:
+        """Checked integers (N, D) in the type of states, their context, and the leading shape that they have together."""
         x = validate(value, self.model.categories, allow_empty=True)
         lead = common_lead(x.shape[:-1], self.batch_shape)
         x = self.model.states.integers(x.to(self.model.device))
-        return x.expand(*lead, self.model.features).reshape(lead.numel(), self.model.features), lead
+        return Batch(_flat(x, lead), self._rows_of_context(lead)), lead
 
     def _rows_of_context(self, lead: torch.Size) -> Tensor | None:
-        if self.context is None:
-            return None
-        width = self.context.shape[-1]
-        return self.context.expand(*lead, width).reshape(lead.numel(), width)
+        return None if self.context is None else _flat(self.context, lead)
+
+
+def _flat(values: Tensor, lead: torch.Size) -> Tensor:
+    """Values (..., W) as rows (N, W) of a leading shape of N in all."""
+    width = values.shape[-1]
+    return values.expand(*lead, width).reshape(lead.numel(), width)

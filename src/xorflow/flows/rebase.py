@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from xorflow._states import NEVER
 from xorflow.bases import FactorisedBase
-from xorflow.conditioners.base import Conditioner, Dependence, Source
+from xorflow.conditioners.base import BySource, Conditioner, Dependence
 from xorflow.data import Batch
 from xorflow.errors import ModelError
 from xorflow.flows.flow import Flow, LatentFlow
@@ -79,7 +78,8 @@ def refit_base(
     """
     counts = [torch.zeros(k, dtype=torch.int64, device=flow.device) for k in flow.categories]
     for batch in Batch(x, context).split(batch_size):
-        y = flow.to_base(batch.x.to(flow.device), flow.seen(batch.context))
+        seen = None if batch.context is None else batch.context.to(flow.device)
+        y = flow.to_base(batch.x.to(flow.device), seen)
         for count, column in zip(counts, y.unbind(-1), strict=True):
             count += torch.bincount(column, minlength=len(count))
     smoothed = [count.double() + 0.5 for count in counts]
@@ -93,14 +93,13 @@ class _Rebased(Conditioner):
 
     def __init__(self, layer: Layer, before: FactorisedBase, after: FactorisedBase) -> None:
         network = layer.conditioner
-        super().__init__(
-            network.features,
-            categories=network.states.sizes,
-            choices=network.choices.sizes,
-            sees=_in_an_order(network),
-            order=layer.order,
-            context=network.context_features,
-        )
+        declared = network.declared()
+        # a coupling sees as a network in the order of its layer does
+        sees = {
+            source: seen.replace(Dependence.COUPLED, Dependence.BEFORE)
+            for source, seen in declared["sees"].items()
+        }
+        super().__init__(network.features, **declared | {"sees": sees, "order": layer.order})
         self.network, self.before, self.after = network, before, after
 
     def config(self) -> dict[str, Any]:
@@ -113,16 +112,10 @@ class _Rebased(Conditioner):
         del logits
         raise ModelError("a rebased flow is not trained; train the flow that it was made from")
 
-    def forward(self, inputs: Mapping[Source, Tensor], context: Tensor | None = None) -> Tensor:
+    def forward(self, inputs: BySource, context: Tensor | None = None) -> Tensor:
         # in float64, where 1 - f keeps its digits
         logits = self.network(inputs, context).double()
         beta, b = torch.sigmoid(self.before.logits.double()), torch.sigmoid(self.after.logits.double())
         one = beta + (1 - 2 * beta) * torch.sigmoid(logits)
         flip = ((one - b) / (1 - 2 * b)).clamp(0, 1)
         return torch.logit(flip).clamp(NEVER, -NEVER).to(self.after.logits.dtype)
-
-
-def _in_an_order(network: Conditioner) -> dict[str, str]:
-    """What a network sees, a coupling's as that of a network in the order of its layer."""
-    before = {Dependence.COUPLED: Dependence.BEFORE}
-    return {str(source): str(before.get(seen, seen)) for source, seen in network.sees.items()}

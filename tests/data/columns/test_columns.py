@@ -79,7 +79,7 @@ EXAMPLES = _examples()
 
 def _fitted(name: str) -> tuple[Column, pa.Array]:
     kind, cells, rare = EXAMPLES[name]
-    return KINDS[kind].fit(name, pa.chunked_array([cells]), rare=rare), cells
+    return KINDS[kind].learn(Tally.of(name, pa.chunked_array([cells])), rare=rare), cells
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -265,8 +265,8 @@ def test_rare_values_share_a_state_and_keep_their_shares() -> None:
 
 
 def test_numbers_of_another_width_are_the_same_numbers() -> None:
-    column = Number.fit(
-        "x", pa.chunked_array([pa.array(np.array([0.1] * 20 + [0.25, 0.7, 0.9], np.float32))])
+    column = Number.learn(
+        Tally.of("x", pa.chunked_array([pa.array(np.array([0.1] * 20 + [0.25, 0.7, 0.9], np.float32))]))
     )
     assert column.encode(pa.array([0.1]))[0] == column.encode(pa.array([0.1], pa.float32()))[0]
     assert math.isclose(column.atoms[0], 0.1, rel_tol=1e-6)
@@ -275,7 +275,7 @@ def test_numbers_of_another_width_are_the_same_numbers() -> None:
 def test_moments_have_densities_per_day() -> None:
     days, cells = _fitted("days")
     assert days.measure.endswith("density per day") or days.measure.endswith("density per day elsewhere")
-    hours = Moment.fit("t", pa.chunked_array([cells.cast(pa.timestamp("ns"))]))
+    hours = Moment.learn(Tally.of("t", pa.chunked_array([cells.cast(pa.timestamp("ns"))])))
     a, b = (
         column.log_density(given, column.encode(given))
         for column, given in ((days, cells), (hours, cells.cast(pa.timestamp("ns"))))
@@ -296,26 +296,26 @@ def test_a_wrong_type_is_an_error(name: str, cells: pa.Array) -> None:
 def test_columns_need_rows_and_numbers() -> None:
     empty = pa.chunked_array([pa.array([], pa.float64())])
     with pytest.raises(DataError, match="no rows"):
-        Number.fit("x", empty)
+        Number.learn(Tally.of("x", empty))
     with pytest.raises(DataError, match="no finite number"):
-        Number.fit("x", pa.chunked_array([pa.array([math.inf, None])]))
+        Number.learn(Tally.of("x", pa.chunked_array([pa.array([math.inf, None])])))
     with pytest.raises(DataError, match="must hold numbers"):
-        Number.fit("x", pa.chunked_array([pa.array(["a"])]))
+        Number.learn(Tally.of("x", pa.chunked_array([pa.array(["a"])])))
     with pytest.raises(DataError, match="--rare 5"):
-        Category.fit("x", pa.chunked_array([pa.array(range(70_000))]))
-    assert Integer.fit("x", pa.chunked_array([pa.array(range(70_000))]), rare=5).categories == 2
-    assert Constant.fit("x", pa.chunked_array([pa.nulls(3, pa.string())])).categories == 2
+        Category.learn(Tally.of("x", pa.chunked_array([pa.array(range(70_000))])))
+    assert Integer.learn(Tally.of("x", pa.chunked_array([pa.array(range(70_000))])), rare=5).categories == 2
+    assert Constant.learn(Tally.of("x", pa.chunked_array([pa.nulls(3, pa.string())]))).categories == 2
 
 
 def test_minus_zero_is_zero() -> None:
-    column = Integer.fit("n", pa.array([-0.0, 0.0, 1.0] * 3))
+    column = Integer.learn(Tally.of("n", pa.array([-0.0, 0.0, 1.0] * 3)))
     assert column.values == (0.0, 1.0)
     assert len(set(column.encode(pa.array([-0.0, 0.0])))) == 1
 
 
 def test_states_of_one_byte_are_decoded_to_more_rare_values_than_a_byte_counts() -> None:
     common, rare = [f"common {n}" for n in range(100)] * 3, [f"rare {n}" for n in range(300)]
-    column = Category.fit("word", pa.array(common + rare), rare=2)
+    column = Category.learn(Tally.of("word", pa.array(common + rare)), rare=2)
     states = np.full(900, len(column.values), np.uint8)
     drawn = column.decode(states, np.linspace(0, 1, 900, endpoint=False)).to_pylist()
     assert set(drawn) == set(rare)
@@ -339,7 +339,7 @@ def test_numbers_beyond_single_precision_are_scored_in_a_column_of_it() -> None:
 
 @pytest.mark.parametrize("kind", ["integer", "category", "constant"])
 def test_no_state_is_infinite(kind: str) -> None:
-    column = KINDS[kind].fit("n", pa.array([math.inf, 1.0, 1.0, -math.inf, None]))
+    column = KINDS[kind].learn(Tally.of("n", pa.array([math.inf, 1.0, 1.0, -math.inf, None])))
     assert column.encode(pa.array([math.inf, 1.0]))[0] == column.unseen
     assert column_from_json(json.loads(json.dumps(column.to_json(), allow_nan=False))) == column
 
@@ -391,7 +391,7 @@ def test_of_very_many_values_a_share_of_the_rows_is_counted(monkeypatch: pytest.
     assert counted.rows == 9_000
     assert abs(counted.counts.sum() - 2_250) < 5 * np.sqrt(9_000 * 0.25 * 0.75)
     assert abs(counted.counts.max() - 750) < 5 * np.sqrt(3_000 * 0.25 * 0.75)
-    column, whole = Number.learn(counted), Number.fit("x", pa.array(numbers))
+    column, whole = Number.learn(counted), Number.learn(Tally.of("x", pa.array(numbers)))
     assert column.atoms == whole.atoms == (0.5,)
     assert column.rows == whole.rows
 
@@ -402,4 +402,4 @@ def test_a_schema_learns_the_same_from_batches(monkeypatch: pytest.MonkeyPatch) 
     counting = Counting("word", words.type)
     for first in range(0, 100, 9):
         counting.add(words.slice(first, 9))
-    assert Category.learn(counting.tally(), rare=30) == Category.fit("word", words, rare=30)
+    assert Category.learn(counting.tally(), rare=30) == Category.learn(Tally.of("word", words), rare=30)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from xorflow.data.columns.tally import Tally
-from xorflow.data.columns.types import plain, restored, type_of_text, type_text
+from xorflow.data.columns.types import Cells, plain, restored, type_of_text, type_text
 from xorflow.errors import DataError
 
 
@@ -42,14 +42,9 @@ class Column(ABC):
     kind: ClassVar[str]
 
     @classmethod
-    def fit(cls, name: str, values: pa.Array | pa.ChunkedArray, *, rare: int = 0) -> Self:
-        """Learn a column from its training rows; `rare` merges values that occur in fewer rows."""
-        return cls.learn(Tally.of(name, values), rare=rare)
-
-    @classmethod
     @abstractmethod
     def learn(cls, tally: Tally, *, rare: int = 0) -> Self:
-        """The same from training rows that were counted."""
+        """Learn a column from training rows that were counted; `rare` merges values that occur in fewer rows."""
 
     @property
     @abstractmethod
@@ -81,7 +76,7 @@ class Column(ABC):
         """States that training rows do not have, and the probability that is kept for each."""
         return {self.unseen: self.shown / self.rows}
 
-    def encode(self, values: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    def encode(self, values: Cells) -> np.ndarray:
         """The states of cells, int64; a cell that no training row has is something else."""
         cells = self._plain(values)
         codes = np.full(len(cells), self.gap)
@@ -100,7 +95,7 @@ class Column(ABC):
         taken = cells.take(pa.array(places, mask=~there)) if there.any() else pa.nulls(len(there), cells.type)
         return restored(taken, self.type)
 
-    def log_density(self, values: pa.Array | pa.ChunkedArray, codes: np.ndarray) -> np.ndarray:
+    def log_density(self, values: Cells, codes: np.ndarray) -> np.ndarray:
         """What each cell's place within its state adds to log p, float64; 0 where its state is one value."""
         added = np.zeros(len(codes))
         inside = np.asarray(codes) < self.states
@@ -152,7 +147,7 @@ class Column(ABC):
         """Of cells in states of values."""
 
     @abstractmethod
-    def _plain(self, values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    def _plain(self, values: Cells) -> pa.Array:
         """The cells in the plain type that this column computes with."""
 
 

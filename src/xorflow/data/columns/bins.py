@@ -147,15 +147,13 @@ class Bins:
         """Of numbers within their bins."""
         log_shares = np.log1p(-self.tail_shares.sum(0))
         density = (log_shares - self._log_widths)[bins]
-        for side, (tail, beyond) in enumerate(self._beyond(x)):
+        # each tail, and half of how far numbers lie in it
+        tails = [(self.below, self.edges[0] / 2 - x / 2), (self.above, x / 2 - self.edges[-1] / 2)]
+        for side, (tail, beyond) in enumerate(tails):
             there = beyond > 0
             log_excess = np.log(beyond[there]) + math.log(2)
             density[there] = np.log(self.tail_shares[side, bins[there]]) + tail.log_density(log_excess)
         return density
-
-    def _beyond(self, x: np.ndarray) -> list[tuple[Tail, np.ndarray]]:
-        """Each tail, and half of how far numbers lie in it."""
-        return [(self.below, self.edges[0] / 2 - x / 2), (self.above, x / 2 - self.edges[-1] / 2)]
 
     def draw(self, bins: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         """Numbers within bins, rising with the uniforms where there is no tail."""

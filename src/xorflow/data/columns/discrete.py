@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from xorflow.data.checks import LIMIT
 from xorflow.data.columns.base import Column, common_fields, damaged, require_rows, shown_unseen
 from xorflow.data.columns.tally import Tally
-from xorflow.data.columns.types import plain, type_text
+from xorflow.data.columns.types import Cells, plain, type_text
 from xorflow.errors import DataError
 
 _JSON = {pa.large_string(): str, pa.int64(): int, pa.float64(): float, pa.bool_(): bool, pa.null(): str}
@@ -79,12 +79,13 @@ class Discrete(Column):
             raise damaged(data)
         column = cls(**common, values=tuple(values), rare=tuple(rare), rare_rows=tuple(rows))
         kind = _JSON[column._known_type]
-        right = all(type(value) is kind and value == value for value in (*values, *rare))
-        if not right or len({*values, *rare}) < len(values) + len(rare) or len(values) > LIMIT:
-            raise damaged(data)
-        if not all(type(count) is int and 1 <= count <= column.rows for count in rows):
-            raise damaged(data)
-        if list(values) != sorted(values):  # models may split on their order
+        if not (
+            all(type(value) is kind and value == value for value in (*values, *rare))
+            and len({*values, *rare}) == len(values) + len(rare)
+            and len(values) <= LIMIT
+            and all(type(count) is int and 1 <= count <= column.rows for count in rows)
+            and list(values) == sorted(values)  # models may split on their order
+        ):
             raise damaged(data)
         try:
             _ = column._known
@@ -105,7 +106,7 @@ class Discrete(Column):
         counts = np.array(self.rare_rows, np.float64)
         return counts / counts.sum()
 
-    def _plain(self, values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    def _plain(self, values: Cells) -> pa.Array:
         cells, known = plain(values, self.name), self._known_type
         came = cells.type
         numbers = (pa.int64(), pa.float64())
@@ -141,7 +142,7 @@ class Discrete(Column):
             places[merged] += drawn
         return self._known.take(pa.array(places))
 
-    def log_density(self, values: pa.Array | pa.ChunkedArray, codes: np.ndarray) -> np.ndarray:
+    def log_density(self, values: Cells, codes: np.ndarray) -> np.ndarray:
         return super().log_density(values, codes) if self.rare else np.zeros(len(codes))
 
     def _log_density(self, cells: pa.Array, codes: np.ndarray) -> np.ndarray:
@@ -173,8 +174,3 @@ class Constant(Discrete):
     """One value, or nothing but gaps."""
 
     kind: ClassVar[str] = "constant"
-
-    @property
-    def value(self) -> Any:
-        """The one value, or None."""
-        return next(iter(self.values), None)

@@ -10,11 +10,21 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
+from pyarrow.types import (
+    is_decimal,
+    is_duration,
+    is_floating,
+    is_integer,
+    is_null,
+    is_temporal,
+    is_time,
+    is_unsigned_integer,
+)
 
 from xorflow.data.columns.base import Column, common_fields, damaged, require_rows, shown_unseen
 from xorflow.data.columns.bins import Bins
 from xorflow.data.columns.tally import Tally
-from xorflow.data.columns.types import plain, ticks_per_day, type_text
+from xorflow.data.columns.types import Cells, plain, ticks_per_day, type_text
 from xorflow.errors import DataError
 
 _MOST_ATOMS = 256
@@ -130,9 +140,9 @@ class Number(Column):
         # a frame of another precision than that of training rows has the same atoms
         return np.where(np.isfinite(single), single, numbers)
 
-    def _plain(self, values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    def _plain(self, values: Cells) -> pa.Array:
         cells = plain(values, self.name)
-        if cells.type in (pa.int64(), pa.float64(), pa.null()) and not pa.types.is_temporal(values.type):
+        if cells.type in (pa.int64(), pa.float64(), pa.null()) and not is_temporal(values.type):
             return cells
         raise DataError(f"column {self.name!r} holds numbers, and got {type_text(values.type)}: convert it")
 
@@ -162,9 +172,9 @@ class Number(Column):
 
     def _cells(self, x: np.ndarray) -> pa.Array:
         """Numbers as plain cells that the column's type can hold."""
-        if pa.types.is_integer(self.type):
+        if is_integer(self.type):
             bits = self.type.bit_width
-            low = 0 if pa.types.is_unsigned_integer(self.type) else -(2 ** (bits - 1))
+            low = 0 if is_unsigned_integer(self.type) else -(2 ** (bits - 1))
             high = min(low + 2**bits - 1, 2**63 - 1)
             inside = np.clip(np.round(x), low, float(np.nextafter(high, 0)) if bits == 64 else high)
             return pa.array(inside.astype(np.int64))
@@ -207,7 +217,7 @@ class Number(Column):
 
     @classmethod
     def _takes(cls, kind: pa.DataType) -> bool:
-        return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+        return is_integer(kind) or is_floating(kind) or is_decimal(kind)
 
     @classmethod
     def _more(cls, data: Any) -> dict[str, Any]:
@@ -245,18 +255,13 @@ class Moment(Number):
     def unit(self) -> str:
         return "day"
 
-    @property
-    def _per_day(self) -> float:
-        """How many of the numbers' units a day has."""
-        return ticks_per_day(self.type) / self.tick
-
     def _numbers(self, cells: pa.Array) -> np.ndarray:
         ticks = cells.to_numpy(zero_copy_only=False)
         whole, rest = np.divmod(ticks, self.tick)
         return whole.astype(np.float64) + rest / self.tick
 
-    def _plain(self, values: pa.Array | pa.ChunkedArray) -> pa.Array:
-        if pa.types.is_null(values.type):
+    def _plain(self, values: Cells) -> pa.Array:
+        if is_null(values.type):
             return pa.nulls(len(values), pa.int64())
         if values.type != self.type:
             try:
@@ -269,9 +274,9 @@ class Moment(Number):
 
     def _cells(self, x: np.ndarray) -> pa.Array:
         day = ticks_per_day(self.type)
-        if pa.types.is_time(self.type):
+        if is_time(self.type):
             low, high = 0, day - 1
-        elif pa.types.is_duration(self.type):
+        elif is_duration(self.type):
             low, high = -(2**62), 2**62
         else:  # the years 1 to 9999, as far as the type reaches
             low, high = (max(min(days * day, 2**62), -(2**62)) for days in (-719_162, 2_932_896))
@@ -280,14 +285,15 @@ class Moment(Number):
 
     def _log_density(self, cells: pa.Array, codes: np.ndarray) -> np.ndarray:
         between = self._order[codes] >= len(self.atoms)
-        return super()._log_density(cells, codes) + math.log(self._per_day) * between
+        units = ticks_per_day(self.type) / self.tick  # a day has so many of the numbers' units
+        return super()._log_density(cells, codes) + math.log(units) * between
 
     def to_json(self) -> dict[str, Any]:
         return super().to_json() | {"tick": self.tick}
 
     @classmethod
     def _takes(cls, kind: pa.DataType) -> bool:
-        return pa.types.is_temporal(kind)
+        return is_temporal(kind)
 
     @classmethod
     def _more(cls, data: Any) -> dict[str, Any]:
@@ -328,7 +334,7 @@ def _lattice(distinct: np.ndarray, precision: float) -> float:
 def _precision(kind: pa.DataType) -> float:
     """How far, relatively, a number of a type may be from the decimal that it stands for."""
     of = {pa.float16(): 1e-3, pa.float32(): 1.2e-7}
-    return 0.0 if pa.types.is_integer(kind) else of.get(kind, 2.3e-16)
+    return 0.0 if is_integer(kind) else of.get(kind, 2.3e-16)
 
 
 def _over(x: np.ndarray, lattice: float) -> np.ndarray:

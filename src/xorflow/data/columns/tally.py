@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from xorflow.data.arrow import compute as pc
-from xorflow.data.columns.types import is_nested, plain
+from xorflow.data.columns.types import Cells, is_nested, plain
 
 _WAITING = 2**18
 """So many cells are counted at a time, or as many as there are different values, if those are more."""
@@ -40,7 +40,7 @@ class Tally:
     one_way: bool
 
     @classmethod
-    def of(cls, name: str, values: pa.Array | pa.ChunkedArray) -> Tally:
+    def of(cls, name: str, values: Cells) -> Tally:
         """That of all cells at once.
 
         >>> tally = Tally.of("pet", pa.array(["ox", "cat", None, "ox"]))
@@ -72,7 +72,7 @@ class Counting:
         self.generator = np.random.Generator(np.random.Philox(0))
         self.waiting: list[pa.Array] = []
 
-    def add(self, values: pa.Array | pa.ChunkedArray) -> None:
+    def add(self, values: Cells) -> None:
         """More rows."""
         self.rows += len(values)
         if self.nested:

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow.types import (
+    is_boolean,
+    is_date32,
+    is_date64,
+    is_decimal,
+    is_dictionary,
+    is_floating,
+    is_integer,
+    is_large_string,
+    is_null,
+    is_primitive,
+    is_string,
+    is_string_view,
+    is_temporal,
+    is_time32,
+)
 
 from xorflow.errors import DataError
+
+Cells: TypeAlias = pa.Array | pa.ChunkedArray
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """How many ticks a second has."""
@@ -26,7 +44,7 @@ _ALIASES = (
 
 def type_text(kind: pa.DataType) -> str:
     """A type as `type_of_text` reads it."""
-    if pa.types.is_dictionary(kind):
+    if is_dictionary(kind):
         return f"dictionary[{kind.index_type}, {kind.value_type}]"
     return str(kind)
 
@@ -48,40 +66,40 @@ def type_of_text(text: Any) -> pa.DataType:
 
 def value_type(kind: pa.DataType) -> pa.DataType:
     """What a type's values are of, whether each is written out or stands in a dictionary."""
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    return kind.value_type if is_dictionary(kind) else kind
 
 
 def is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return is_string(kind) or is_large_string(kind) or is_string_view(kind)
 
 
 def is_nested(kind: pa.DataType) -> bool:
     """Whether cells of this type are no single values."""
     kind = value_type(kind)
-    flat = pa.types.is_primitive(kind) or pa.types.is_null(kind) or pa.types.is_decimal(kind) or is_text(kind)
+    flat = is_primitive(kind) or is_null(kind) or is_decimal(kind) or is_text(kind)
     return not flat
 
 
-def plain(values: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
+def plain(values: Cells, name: str) -> pa.Array:
     """The cells as text, bool, int64, float64 or null; dates and times as their ticks. NaN is a gap."""
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     kind = array.type
-    if pa.types.is_dictionary(kind):
+    if is_dictionary(kind):
         array = array.dictionary_decode()
         kind = array.type
-    if pa.types.is_null(kind) or pa.types.is_boolean(kind):
+    if is_null(kind) or is_boolean(kind):
         return array
     try:
         if is_text(kind):
             return array.cast(pa.large_string())
-        if pa.types.is_integer(kind):
+        if is_integer(kind):
             return array.cast(pa.int64())
-        if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        if is_floating(kind) or is_decimal(kind):
             array = pc.call_function("add", [array.cast(pa.float64(), safe=False), 0.0])  # -0.0 is 0.0
             return pc.call_function("if_else", [array.is_nan(), None, array])
-        if pa.types.is_date32(kind) or pa.types.is_time32(kind):
+        if is_date32(kind) or is_time32(kind):
             return array.cast(pa.int32()).cast(pa.int64())
-        if pa.types.is_temporal(kind):
+        if is_temporal(kind):
             return array.cast(pa.int64())
     except pa.ArrowInvalid as error:
         raise DataError(f"column {name!r} has a value that cannot be kept ({error}); convert it") from None
@@ -92,9 +110,9 @@ def plain(values: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
 
 def restored(cells: pa.Array, kind: pa.DataType) -> pa.Array:
     """Plain cells in the type that came in."""
-    if pa.types.is_dictionary(kind):
+    if is_dictionary(kind):
         return restored(cells, kind.value_type).dictionary_encode().cast(kind)
-    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
+    if is_date32(kind) or is_time32(kind):
         return cells.cast(pa.int32()).cast(kind)
     return cells.cast(kind, safe=False)
 
@@ -109,6 +127,4 @@ def python_values(cells: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 def ticks_per_day(kind: pa.DataType) -> int:
     """Of a type that holds dates or times."""
-    return (
-        1 if pa.types.is_date32(kind) else 86_400 * (1000 if pa.types.is_date64(kind) else _UNITS[kind.unit])
-    )
+    return 1 if is_date32(kind) else 86_400 * (1000 if is_date64(kind) else _UNITS[kind.unit])
