@@ -1,4 +1,4 @@
-"""Tests that only a machine with a CUDA device collects. They last passed on one, an H200, at commit ca7c468.
+"""Tests that only a machine with a CUDA device collects. They last passed on one, an H200, at commit 7835f54.
 
 Without a device the same code is tested by `make test-cuda` (tests/cuda): kernels interpreted and compiled, captured steps and
 decoding on a stand-in for CUDA graphs.

@@ -200,3 +200,12 @@ def test_other_features_or_another_context_are_refused_before_any_work(tmp_path:
     with pytest.raises(ModelError, match=r"takes 2 context features, and .* has 0"):
         xf.fit(seeing, data, out=tmp_path / "run", **SHORT)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_estimator_may_be_named() -> None:
+    result = xf.fit(
+        tiny_flow(), tiny_dataset(rows=100), "score-function:baseline=none", epochs=1, device="cpu"
+    )
+    assert result["epochs"] == 1
+    with pytest.raises(ConfigError, match="estimator"):
+        xf.fit(tiny_flow(), tiny_dataset(rows=100), "magic", epochs=1)

@@ -62,7 +62,7 @@ from xorflow.training.trainer import Observer, Trainer
 def fit(
     flow: Trainable,
     data: Any,
-    estimator: Estimator | None = None,
+    estimator: Estimator | str | None = None,
     *,
     out: str | Path | None = None,
     init: str = "random",
@@ -74,7 +74,7 @@ def fit(
     Args:
         flow: the model.
         data: a `Dataset`, or what `data.load` makes one of: a frame, an array, a tensor, or the path of a file.
-        estimator: the objective; `MaximumLikelihood()` by default.
+        estimator: how the gradient is estimated, or a name as on the command line; `MaximumLikelihood()` by default.
         out: a folder for configuration, weights, metrics and results; None keeps nothing on disk.
         init: `data` sets the output biases to the data's frequencies; `random` leaves the flow as it is.
         observer: is told about progress.
@@ -83,7 +83,7 @@ def fit(
     Returns:
         What `result.json` holds.
     """
-    estimator = estimator or MaximumLikelihood()
+    estimator = build_estimator(estimator) if isinstance(estimator, str) else estimator or MaximumLikelihood()
     if init not in ("data", "random"):
         raise ConfigError(f"init of fit() is 'data', or 'random' for the flow as it is; got {init!r}")
     clash = [name for name in options if name in OF_DATA + OF_A_MODEL]
