@@ -13,7 +13,7 @@ from xorflow._math import enumerate_states
 from xorflow._states import Alphabet, Layout
 from xorflow.conditioners import Conditioner
 from xorflow.flows import Choices
-from xorflow.flows.choices import log_marginal
+from xorflow.flows.choices import log_marginal, log_marginal_of_bits
 
 SIZES = [0.0, 0.5, 3.0, 20.0, 1e3, 1e4, 1e6, math.inf]
 LOGITS = torch.tensor([sign * size for size in SIZES for sign in (-1.0, 1.0)])
@@ -64,7 +64,14 @@ def expected(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
     )
 
 
-MARGINALS = pytest.mark.parametrize("marginal", [mixed, summed_out, expected])
+def total_of_one(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
+    """Of each feature alone, as training sums them."""
+    return torch.stack(
+        [log_marginal_of_bits(logits[i, None], x[i, None], bases[i, None]) for i in range(len(x))]
+    )
+
+
+MARGINALS = pytest.mark.parametrize("marginal", [mixed, summed_out, expected, total_of_one])
 
 
 def exact(logits: Tensor, x: Tensor, bases: Tensor) -> Tensor:
@@ -177,20 +184,26 @@ def test_it_is_the_plain_path(shape, learned, dtype):
         torch.testing.assert_close(ours, plain, **close)
 
 
-def test_the_gradient_is_that_of_finite_differences():
+TOTALS = pytest.mark.parametrize("total", [marginal_total, log_marginal_of_bits])
+
+
+@TOTALS
+def test_gradients_are_those_of_finite_differences(total):
     torch.manual_seed(0)
     logits, base = torch.randn(3, 4).double().requires_grad_(), torch.randn(4).double().requires_grad_()
     x = torch.randint(2, (3, 4)).double()
-    assert torch.autograd.gradcheck(lambda a, b: marginal_total(a, x, b), (logits, base))
+    assert torch.autograd.gradcheck(lambda a, b: total(a, x, b), (logits, base))
+    assert torch.autograd.gradgradcheck(lambda a, b: total(a, x, b), (logits, base))
 
 
-def test_under_vmap_it_is_one_after_the_other():
+@TOTALS
+def test_under_vmap_it_is_one_after_the_other(total):
     torch.manual_seed(0)
     logits, base = torch.randn(2, 3, 4).double(), torch.randn(2, 4).double()
     x = torch.randint(2, (3, 4)).double()
 
     def gradients(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.func.grad(lambda a, b: marginal_total(a, x, b).sum(), argnums=(0, 1))(a, b)
+        return torch.func.grad(lambda a, b: total(a, x, b).sum(), argnums=(0, 1))(a, b)
 
     together = torch.vmap(gradients)(logits, base)
     for run in range(2):

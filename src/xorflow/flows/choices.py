@@ -54,35 +54,30 @@ class _LogMixture(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(logits: Tensor, low: Tensor, high: Tensor, swapped: Tensor | None) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(logits: Tensor, low: Tensor, high: Tensor, swapped: Tensor | None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         at_high = _likelier_is_high(positive(logits), swapped)
         at_low = 1 - at_high
         near = torch.addcmul(at_low * low, at_high, high)  # of the likelier u
         below = logits.abs().neg_()
         raised = torch.addcmul(below, at_low.sub_(at_high), high - low)
-        return near.add_(softplus(raised)).sub_(softplus(below)), raised
+        return near.add_(softplus(raised)).sub_(softplus(below))
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        _, raised = output  # an output only because what is kept must be an input or an output
-        ctx.mark_non_differentiable(raised)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(inputs[0], inputs[3], raised)
-        ctx.shapes = tuple(t.shape for t in inputs[:3])
+    def setup_context(ctx, inputs, output) -> None:  # noqa: ARG004
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        logits, swapped, raised = ctx.saved_tensors
-        g = gradients[0]
-        if g is None:
-            return None, None, None, None
-        mirror = positive(logits)
+        logits, low, high, swapped = ctx.saved_tensors
+        g, mirror, below = gradients[0], positive(logits), logits.abs().neg_()
         at_high = _likelier_is_high(mirror, swapped)
+        raised = torch.addcmul(below, 1 - 2 * at_high, high - low)  # not kept: it has a gradient itself
         g_far = g * torch.sigmoid(raised)  # times the posterior of the u that is less likely beforehand
-        g_logits = (g_far - g * logits.abs().neg_().sigmoid_()) * (1 - 2 * mirror)
+        g_logits = (g_far - g * torch.sigmoid(below)) * (1 - 2 * mirror)
         g_low = torch.addcmul((1 - at_high) * (g - g_far), at_high, g_far)
-        gradients = (g_logits, g_low, g - g_low)
-        return *(each.sum_to_size(shape) for each, shape in zip(gradients, ctx.shapes, strict=True)), None
+        shapes = logits.shape, low.shape, high.shape
+        of_each = zip((g_logits, g_low, g - g_low), shapes, strict=True)
+        return *(each.sum_to_size(shape) for each, shape in of_each), None
 
 
 def _likelier_is_high(mirror: Tensor, swapped: Tensor | None) -> Tensor:
@@ -95,8 +90,7 @@ def log_mixture(logits: Tensor, low: Tensor, high: Tensor, swapped: Tensor | Non
 
     Where `swapped` is 1 and not 0, it is `high` at u = 0 and `low` at u = 1.
     """
-    mixed, _ = _LogMixture.apply(logits, low, high, swapped)  # pyright: ignore[reportGeneralTypeIssues]
-    return mixed
+    return _LogMixture.apply(logits, low, high, swapped)  # pyright: ignore[reportReturnType]
 
 
 class Choices:
@@ -321,6 +315,42 @@ def log_marginal(choices: Choices, transform: Transform, base: FactorisedBase, s
     if type(transform) is ModularShift and not torch.is_grad_enabled() and state.device.type == "cpu":
         return choices.log_mixture_of_shifts(base.log_table(), transform.layout.split(state))
     return choices.log_mixture(outcomes(transform, base, state))
+
+
+class _BitsTotal(Function):
+    r"""`log_marginal` of bits summed over features, (...), and its gradient in the logits and in the base's log-odds (D,).
+
+    In fewer passes than `log_mixture` takes: what a base adds is a product of the choices, which are zeros and ones, with it.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, x: Tensor, base: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        at_one, below = _likelier_is_high(positive(logits), x), logits.abs().neg_()
+        raised = torch.addcmul(below, 1 - 2 * at_one, base)
+        total = softplus(raised).sub_(softplus(below)).sum(-1)
+        return total + at_one @ base - softplus(base).sum(-1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # noqa: ARG004
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        logits, x, base = ctx.saved_tensors
+        g, mirror, below = gradients[0], positive(logits), logits.abs().neg_()
+        at_one = _likelier_is_high(mirror, x)
+        sign = 1 - 2 * at_one
+        far = torch.sigmoid(torch.addcmul(below, sign, base))
+        g_logits = (far - torch.sigmoid(below)) * (1 - 2 * mirror) * g.unsqueeze(-1)
+        in_base = torch.addcmul(at_one, sign, far).reshape(-1, len(base))
+        return g_logits, None, g.reshape(-1) @ in_base - g.sum() * torch.sigmoid(base)
+
+
+def log_marginal_of_bits(logits: Tensor, x: Tensor, base: Tensor) -> Tensor:
+    """The last layer summed out, of bits, in all features, (...), from log-odds of choices and of the base."""
+    return _BitsTotal.apply(logits, x.to(logits.dtype), base)  # pyright: ignore[reportReturnType]
 
 
 def log_marginals(choices: Choices, transform: Transform, base: FactorisedBase, feature: int) -> Tensor:

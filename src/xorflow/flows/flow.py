@@ -25,7 +25,15 @@ from xorflow.bases import FactorisedBase
 from xorflow.conditioners.base import Conditioner, Dependence, Source
 from xorflow.data import Batch, validate
 from xorflow.errors import Intractable, ModelError
-from xorflow.flows.choices import GREEDY, Choices, Draws, log_marginal, log_marginals, outcomes
+from xorflow.flows.choices import (
+    GREEDY,
+    Choices,
+    Draws,
+    log_marginal,
+    log_marginal_of_bits,
+    log_marginals,
+    outcomes,
+)
 from xorflow.flows.conditionals import Conditionals, FlowConditionals
 from xorflow.flows.layer import Layer, LayerList, Point, Proposal, Trace, fixed_point, invert_layer
 from xorflow.flows.model import Model, SampleNoise
@@ -265,11 +273,14 @@ class LatentFlow(Stack):
         """`log_marginal` summed over features, (...); for training: one launch each way on a CUDA device."""
         choices, state = self.last_generator(point), point.state
         logits, base = choices.logits, self.base.logits
-        in_float32 = logits.dtype == base.dtype == torch.float32
-        is_plain = self.layers[-1].transform.is_xor and logits.dim() == 2 and logits.shape == state.shape
-        if is_plain and in_float32 and devices.has_kernels(logits.device):
+        is_plain = (
+            logits.shape == state.shape and logits.dtype == base.dtype and not state.is_floating_point()
+        )
+        if not is_plain or not self.layers[-1].transform.is_xor:
+            return self._summed_out(choices, state).sum(-1)
+        if logits.dim() == 2 and base.dtype == torch.float32 and devices.has_kernels(logits.device):
             return kernels.marginal_total(logits, state.to(logits.dtype), base)
-        return self._summed_out(choices, state).sum(-1)
+        return log_marginal_of_bits(logits, state, base)
 
     def expected_log_marginal(self, start: Point, probabilities: Tensor) -> Tensor:
         r""":math:`\sum_d E_{x'_d}[\log p(x'_d \mid x_{<d})]` at depth 1, (B,), where :math:`x'_d` is 1 as `probabilities` say.
