@@ -206,21 +206,29 @@ class BoostedTrees(Conditioner):
         """Some of the packed logits, (N, n), by what `left` gives for all splits."""
         trees = range(self._first_trees[of.start], self._first_trees[of.stop])
         out = self.levels[of, None].repeat(1, left.shape[1])
-        each = max(1, _AT_A_TIME // max(left.shape[1], 1))
-        for first in range(trees.start, trees.stop, each):
+        each = min(len(trees), max(1, _AT_A_TIME // max(left.shape[1], 1)))
+        kinds = (torch.uint8, torch.uint8, torch.int32, torch.int32, out.dtype)
+        room = [torch.empty(each, left.shape[1], dtype=kind, device=out.device) for kind in kinds]
+        for first in range(trees.start, trees.stop, max(1, each)):
             part = slice(first, min(first + each, trees.stop))
-            out.index_add_(0, self.owners[part] - of.start, self._at_leaves(left, part))
+            of_part = [tensor[: part.stop - first] for tensor in room]
+            out.index_add_(0, self.owners[part] - of.start, self._at_leaves(left, part, of_part))
         return out.T
 
-    def _at_leaves(self, left: Tensor, trees: slice) -> Tensor:
-        """What some trees add for each row, (t, N)."""
-        reached = left.new_full((trees.stop - trees.start, left.shape[1]), _ALL)
+    def _at_leaves(self, left: Tensor, trees: slice, room: Sequence[Tensor]) -> Tensor:
+        """What some trees add for each row, (t, N).
+
+        All within tensors of that shape: memory that is asked for and given back each time may take longer than the work.
+        """
+        reached, kept, bytes_reached, leaves, added = room
+        reached.fill_(_ALL)
         for node in range(_NODES):
-            kept = left.index_select(0, self.nodes[trees, node])
+            torch.index_select(left, 0, self.nodes[trees, node], out=kept)
             reached &= kept.bitwise_or_(self.kept[trees, node, None])
-        leaves = self.lowest.index_select(0, reached.flatten().int()).view(reached.shape)
+        torch.index_select(self.lowest, 0, bytes_reached.copy_(reached).flatten(), out=leaves.view(-1))
         leaves += LEAVES * torch.arange(len(leaves), dtype=torch.int32, device=leaves.device)[:, None]
-        return self.values[trees].flatten().index_select(0, leaves.flatten()).view(leaves.shape)
+        torch.index_select(self.values[trees].flatten(), 0, leaves.flatten(), out=added.view(-1))
+        return added
 
     def decoder(self, batch: int, context: Tensor | None, block_size: int) -> IncrementalTrees:
         del context, block_size
