@@ -22,7 +22,7 @@ from xorflow.flows.model import check_alike
 
 Kind = Literal["exact", "lower bound"]
 
-_ROWS, _ROWS_ON_CUDA = 2000, 2**14
+_ROWS, _ROWS_ON_CUDA = 1000, 2**14
 """That pass at once where memory is not limited."""
 
 _DRAWS_AT_A_TIME = 16
