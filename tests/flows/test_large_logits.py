@@ -210,3 +210,9 @@ def test_under_vmap_it_is_one_after_the_other(total):
         alone = gradients(logits[run], base[run])
         for one, all_of_them in zip(alone, together, strict=True):
             torch.testing.assert_close(all_of_them[run], one, rtol=0, atol=1e-14)
+
+
+def test_the_total_keeps_its_digits_on_a_base_that_is_nearly_certain():
+    base, x, logits = torch.full((784,), 50.0), torch.ones(2, 784), torch.full((2, 784), -60.0)
+    exact_total = log_marginal_of_bits(logits.double(), x, base.double())
+    torch.testing.assert_close(log_marginal_of_bits(logits, x, base).double(), exact_total, rtol=1e-5, atol=0)

@@ -328,9 +328,10 @@ class _BitsTotal(Function):
     @staticmethod
     def forward(logits: Tensor, x: Tensor, base: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         at_one, below = _likelier_is_high(positive(logits), x), logits.abs().neg_()
-        raised = torch.addcmul(below, 1 - 2 * at_one, base)
-        total = softplus(raised).sub_(softplus(below)).sum(-1)
-        return total + at_one @ base - softplus(base).sum(-1)
+        at_zero = 1 - at_one
+        near = at_one @ logsigmoid(base) + at_zero @ logsigmoid(-base)  # of the likelier u
+        raised = torch.addcmul(below, at_zero.sub_(at_one), base)
+        return near + softplus(raised).sub_(softplus(below)).sum(-1)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # noqa: ARG004
